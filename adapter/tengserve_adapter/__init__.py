@@ -1,0 +1,1 @@
+"""tengserve on the KServe model server: dialects, HTTP, the command line. It knows no torch."""

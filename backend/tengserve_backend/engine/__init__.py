@@ -1,0 +1,1 @@
+"""The engine: one protocol, and the native engine that is its embedded default."""

@@ -1,0 +1,123 @@
+"""What the adapter sees of an engine. A distributed engine behind HTTP would implement the same protocol."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from tengserve_backend.generation import GenerationRequest, ModelLimits, TokenEvent
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """A loaded model, as far as a dialect or an operator needs to know it.
+
+    Attributes:
+        name, version: as in the model repository.
+        architecture: the class name of the transformers model.
+        vocab_size: token ids are in [0, vocab_size).
+        limits: token limits.
+        full_text_enabled: MindIE's fullTextEnabled: streams repeat the whole text so far.
+        device, dtype, attention_tier: what the model runs on, for logs and metadata.
+    """
+
+    name: str
+    version: str
+    architecture: str
+    vocab_size: int
+    limits: ModelLimits
+    full_text_enabled: bool
+    device: str
+    dtype: str
+    attention_tier: str
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatus:
+    """A snapshot of the engine, cheap to take from any thread.
+
+    Attributes:
+        alive: the loop runs and the device answers; False is for ever.
+        failure: one sentence when not alive.
+        waiting_requests, waiting_tokens: admitted, and not started.
+        running_requests: holding cache blocks.
+        seconds_since_step: since the loop last finished a step, while it has work; 0.0 when idle.
+        total_blocks, free_blocks: of the KV cache.
+        block_size: tokens a block holds.
+        steps, prompt_tokens, generated_tokens, preemptions: counted since the start.
+    """
+
+    alive: bool
+    failure: str | None
+    waiting_requests: int
+    waiting_tokens: int
+    running_requests: int
+    seconds_since_step: float
+    total_blocks: int
+    free_blocks: int
+    block_size: int
+    steps: int
+    prompt_tokens: int
+    generated_tokens: int
+    preemptions: int
+
+
+class Generation(Protocol):
+    """A submitted request: an asynchronous iterator of its events.
+
+    Iterating ends after the event with `finish`, or raises one error of `tengserve_backend.errors`. Whoever submits
+    owns it: call `abort` when the answer is no longer wanted (it is harmless after the end). The request then ends
+    within one step, in every state.
+    """
+
+    @property
+    def request_id(self) -> str:
+        """The request's id."""
+        ...
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Length of the prompt in tokens."""
+        ...
+
+    def __aiter__(self) -> AsyncIterator[TokenEvent]: ...
+
+    async def __anext__(self) -> TokenEvent: ...
+
+    def abort(self) -> None:
+        """Stop generating; later reads raise RequestAbortedError."""
+        ...
+
+
+class Engine(Protocol):
+    """One loaded model."""
+
+    @property
+    def info(self) -> ModelInfo:
+        """The model."""
+        ...
+
+    async def submit(self, request: GenerationRequest) -> Generation:
+        """Check the request against the model and queue it. Returns at once; events follow.
+
+        Raises:
+            InvalidRequestError: the prompt has no tokens.
+            PromptTooLongError, InvalidTokenIdError: the prompt does not fit the model.
+            OverloadedError: a queue is full.
+            ShuttingDownError: the engine drains or has stopped.
+            EngineFailedError: the engine is dead.
+        """
+        ...
+
+    def status(self) -> EngineStatus:
+        """The engine now."""
+        ...
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Admit nothing more and wait for what runs; False when the time ran out first."""
+        ...
+
+    def stop(self) -> None:
+        """End every request with RequestAbortedError, end the loop, give the memory back. Blocks until done."""
+        ...

@@ -1,0 +1,137 @@
+"""Every error that tengserve raises, split by whose mistake it is.
+
+```
+TengserveError
+├── RequestError              the client's mistake; carries the field it is about
+│   ├── InvalidRequestError       a body or a field that breaks its rule
+│   ├── RequestTooLargeError      a body over the size limit
+│   ├── PromptTooLongError        more prompt tokens than the model takes
+│   ├── InvalidTokenIdError       a token id outside the vocabulary
+│   └── ModelNotFoundError        no such model or version
+├── ServerError               ours; the same request may succeed later
+│   ├── ModelNotReadyError        loading, unloading, or failed to load
+│   ├── OverloadedError           a queue is full; carries Retry-After
+│   ├── ShuttingDownError         draining: nothing new is admitted
+│   ├── DeadlineExceededError     the request's own timeout passed
+│   ├── RequestAbortedError       cancelled before it ended
+│   ├── GenerationFailedError     this request failed alone
+│   └── EngineFailedError         the engine's loop or device is gone
+└── ConfigurationError        the operator's mistake; carries file, line and column
+```
+
+Nothing here knows HTTP or gRPC: each dialect maps the tree to its own status and body in one place. Messages are
+safe to send to a client: they name the field, the rule and the value given, never a path or a traceback.
+"""
+
+from __future__ import annotations
+
+_MAX_VALUE_CHARS = 64
+
+
+def shown(value: object) -> str:
+    """The value as it may be echoed in an error: printable, and never longer than 64 characters."""
+    text = value if isinstance(value, str) else repr(value)
+    if len(text) > _MAX_VALUE_CHARS:
+        text = text[: _MAX_VALUE_CHARS - 3] + "..."
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+class TengserveError(Exception):
+    """Root of the tree.
+
+    Attributes:
+        message: one sentence for the person who reads the reply.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+class RequestError(TengserveError):
+    """The client's mistake.
+
+    Attributes:
+        field: the request field that the error is about, or None when it is about the whole body.
+    """
+
+    def __init__(self, message: str, *, field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+class InvalidRequestError(RequestError):
+    """A body that is no request, or a field whose type or value breaks its rule."""
+
+
+class RequestTooLargeError(RequestError):
+    """A body larger than the server takes."""
+
+
+class PromptTooLongError(RequestError):
+    """More prompt tokens than the model's limits leave room for."""
+
+
+class InvalidTokenIdError(RequestError):
+    """A prompt token id outside the model's vocabulary."""
+
+
+class ModelNotFoundError(RequestError):
+    """No such model, or no such version of it."""
+
+
+class ServerError(TengserveError):
+    """The server could not do what was rightly asked."""
+
+
+class ModelNotReadyError(ServerError):
+    """The model exists but is loading, unloading, or failed to load."""
+
+
+class OverloadedError(ServerError):
+    """A queue is full.
+
+    Attributes:
+        retry_after_s: whole seconds after which trying again makes sense.
+    """
+
+    def __init__(self, message: str, *, retry_after_s: int) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class ShuttingDownError(ServerError):
+    """The server drains: it finishes what it has and admits nothing new."""
+
+
+class DeadlineExceededError(ServerError):
+    """The request's timeout passed before the answer was complete."""
+
+
+class RequestAbortedError(ServerError):
+    """The request was cancelled, by its client or by the server's stop, before it ended."""
+
+
+class GenerationFailedError(ServerError):
+    """This request made the model fail; no other request was touched."""
+
+
+class EngineFailedError(ServerError):
+    """The engine's loop or its device is gone; no request can be served."""
+
+
+class ConfigurationError(TengserveError):
+    """The operator's mistake, in a file or a setting.
+
+    Attributes:
+        file, line, column: where, as far as it is known; line and column count from 1.
+    """
+
+    def __init__(
+        self, message: str, *, file: str | None = None, line: int | None = None, column: int | None = None
+    ) -> None:
+        where = ":".join(str(part) for part in (file, line, column) if part is not None)
+        super().__init__(f"{where}: {message}" if where else message)
+        self.file = file
+        self.line = line
+        self.column = column

@@ -1,0 +1,1 @@
+"""The model repository: config.pbtxt, settings, version folders, weights."""

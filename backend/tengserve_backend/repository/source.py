@@ -1,0 +1,25 @@
+"""Which model is to be loaded: the result of reading one folder of the repository."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tengserve_backend.repository.settings import ModelSettings
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """One version of one model, checked and ready to be loaded.
+
+    Attributes:
+        name: the model's name, equal to its folder's.
+        version: the version folder's name, a positive integer without leading zeros.
+        version_dir: that folder.
+        settings: the `parameters` of config.pbtxt, typed.
+    """
+
+    name: str
+    version: str
+    version_dir: Path
+    settings: ModelSettings
