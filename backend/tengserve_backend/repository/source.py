@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from tengserve_backend.repository.settings import ModelSettings
+
+Progress = Callable[[str, float], None]
+"""Called while a model loads: the stage, in words for the operator, and how far that stage is, from 0.0 to 1.0.
+
+It may raise to end the load early; a loader lets such an error through."""
 
 
 @dataclass(frozen=True, slots=True)
