@@ -1,0 +1,144 @@
+"""Read a model repository: Triton's layout, one folder a model, config.pbtxt and numbered version folders in it."""
+
+from __future__ import annotations
+
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+from tengserve_backend.errors import ConfigurationError, shown
+from tengserve_backend.repository.pbtxt import ConfigFile, read_config
+from tengserve_backend.repository.settings import read_settings
+from tengserve_backend.repository.source import ModelSource
+
+BACKEND = "tengserve"
+CONFIG_FILE = "config.pbtxt"
+
+_log = logging.getLogger(__name__)
+
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,256}", re.ASCII)
+_VERSION = re.compile(r"[1-9][0-9]{0,17}", re.ASCII)
+_FILE_SYSTEM_FOLDERS = {"lost+found"}
+"""What a freshly made volume has at its root."""
+
+_EFFECTIVE_FIELDS = {"name", "backend", "max_batch_size", "version_policy", "parameters", "model_transaction_policy"}
+"""Fields of ModelConfig that mean something for an LLM. Any other is refused rather than silently ignored."""
+
+_FIELD_ADVICE = {
+    "input": "the inputs of an LLM are fixed",
+    "output": "the outputs of an LLM are fixed",
+    "instance_group": "the parameter device says where the model runs",
+    "dynamic_batching": "requests are always batched; see the parameters maxBatchSize and maxWaitingRequests",
+}
+
+
+def scan_repository(root: Path) -> tuple[ModelSource, ...]:
+    """Every version that is to be served, by model name and version.
+
+    Hidden entries and stray files are ignored, so volumes with their bookkeeping folders can be served as they are.
+
+    Raises:
+        ConfigurationError: the repository is no folder, has no model, or a model's folder or config.pbtxt is wrong.
+    """
+    if not root.is_dir():
+        raise ConfigurationError(f'the model repository "{root}" is not a folder')
+    sources: list[ModelSource] = []
+    for folder in _folders(root, "the model repository"):
+        if folder.name not in _FILE_SYSTEM_FOLDERS:
+            sources.extend(_scan_model(folder))
+    if not sources:
+        raise ConfigurationError(
+            f'the model repository "{root}" has no model: it takes a folder per model, with a {CONFIG_FILE} and a '
+            f"version folder such as 1/ in it"
+        )
+    return tuple(sources)
+
+
+def _folders(parent: Path, what: str) -> list[Path]:
+    """Folders in a folder, hidden ones left out, symbolic links followed."""
+    try:
+        return sorted(entry for entry in parent.iterdir() if not entry.name.startswith(".") and entry.is_dir())
+    except OSError as error:
+        raise ConfigurationError(f"{what} cannot be read ({error.strerror})") from error
+
+
+def _scan_model(folder: Path) -> list[ModelSource]:
+    name = folder.name
+    if not _NAME.fullmatch(name):
+        raise ConfigurationError(
+            f'a model\'s folder must be named with 1 to 256 letters, digits, ".", "_" or "-", not "{shown(name)}"'
+        )
+    file = f"{name}/{CONFIG_FILE}"
+    if not (folder / CONFIG_FILE).is_file():
+        raise ConfigurationError("the file is missing: each model's folder needs one", file=file)
+    config_file = read_config(folder / CONFIG_FILE, file)
+    _check_config(name, config_file)
+    settings = read_settings(config_file.parameters, file=file, lines=config_file.lines)
+    versions = _served_versions(folder, config_file)
+    return [ModelSource(name, str(version), folder / str(version), settings) for version in versions]
+
+
+def _check_config(name: str, config_file: ConfigFile) -> None:
+    config, file = config_file.config, config_file.file
+    if config.name not in ("", name):
+        raise ConfigurationError(
+            f'name must be that of the folder, "{name}", or be left out, not "{shown(config.name)}"', file=file
+        )
+    if config.backend != BACKEND:
+        given = f'not "{shown(config.backend)}"' if config.backend else "and it is missing"
+        note = " (python models are not served yet)" if config.backend == "python" else ""
+        raise ConfigurationError(f'backend must be "{BACKEND}", {given}{note}', file=file)
+    if config.max_batch_size != 0:
+        raise ConfigurationError(
+            f"max_batch_size must be 0 or left out, not {config.max_batch_size}: it would add a batch dimension to "
+            f"each request; how many sequences are computed together is the parameter maxBatchSize",
+            file=file,
+        )
+    if config.HasField("model_transaction_policy") and not config.model_transaction_policy.decoupled:
+        raise ConfigurationError(
+            "model_transaction_policy must be decoupled or be left out: an LLM answers with many responses", file=file
+        )
+    for field, _ in config.ListFields():
+        if field.name not in _EFFECTIVE_FIELDS:
+            advice = _FIELD_ADVICE.get(field.name)
+            raise ConfigurationError(
+                f'{field.name} has no effect with backend "{BACKEND}": remove it' + (f" ({advice})" if advice else ""),
+                file=file,
+            )
+    for key, value in config_file.config.parameters.items():
+        if not value.string_value:
+            raise ConfigurationError(
+                f'parameter "{shown(key)}" has no string_value', file=file, line=config_file.lines.get(key)
+            )
+
+
+def _served_versions(folder: Path, config_file: ConfigFile) -> list[int]:
+    """What the version policy chooses from the version folders, oldest first."""
+    there = []
+    for entry in _folders(folder, f'the folder of model "{folder.name}"'):
+        if _VERSION.fullmatch(entry.name):
+            there.append(int(entry.name))
+        else:
+            _log.debug("model %s: folder %s is no version and is ignored", folder.name, shown(entry.name))
+    if not there:
+        raise ConfigurationError(
+            f'model "{folder.name}" has no version folder: make one that is named by a positive integer, such as 1'
+        )
+    return _choose(config_file.config.version_policy, sorted(there), config_file.file)
+
+
+def _choose(policy: Any, there: list[int], file: str) -> list[int]:
+    choice = policy.WhichOneof("policy_choice")
+    if choice == "all":
+        return there
+    if choice == "specific":
+        wanted = sorted(set(policy.specific.versions))
+        if not wanted:
+            raise ConfigurationError("version_policy: specific names no version", file=file)
+        for version in wanted:
+            if version not in there:
+                raise ConfigurationError(f"version_policy: version {version} has no folder", file=file)
+        return wanted
+    # Triton's default is the newest version alone; num_versions left out means 1.
+    return there[-max(1, policy.latest.num_versions) :]
