@@ -1,0 +1,132 @@
+"""The command line: `tengserve serve` and `tengserve --version`.
+
+Importing this module brings no torch, no transformers and no kserve: a mistake on the command line or in the model
+repository is told at once. Every mistake is one line on stderr and status 2; what fails at run time is status 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import sys
+from collections.abc import Sequence
+from dataclasses import MISSING, fields
+from importlib import metadata
+from typing import Any, NoReturn
+
+from tengserve_adapter import settings as options
+from tengserve_adapter.settings import ServerSettings
+from tengserve_backend.errors import ConfigurationError, shown
+
+PROGRAM = "tengserve"
+USAGE_ERROR = 2
+RUN_ERROR = 1
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; the process's exit status."""
+    parser, serve_parser = build_parsers()
+    arguments, unknown = parser.parse_known_args(sys.argv[1:] if argv is None else argv)
+    if arguments.command is None:
+        parser.error("a command is missing: serve")
+    if unknown:
+        serve_parser.error(_unknown(unknown[0]))
+    missing = [options.flag(name) for name in _required() if getattr(arguments, name) is None]
+    if missing:
+        serve_parser.error(f"missing: {', '.join(missing)}")
+    try:
+        return _serve(_settings(arguments))
+    except ConfigurationError as error:
+        return _fail(error.message, USAGE_ERROR)
+
+
+def build_parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
+    """The parser of the program and that of `serve`, whose flags are the fields of ServerSettings."""
+    parser = _Parser(prog=PROGRAM, description="LLM inference server on KServe.", allow_abbrev=False)
+    version = f"{PROGRAM} {metadata.version(PROGRAM)}"
+    parser.add_argument("--version", action="version", version=version)
+    commands = parser.add_subparsers(dest="command", metavar="command")
+    serve = commands.add_parser(
+        "serve", help="serve the models of a model repository", allow_abbrev=False, formatter_class=_HelpFormatter
+    )
+    for field in fields(ServerSettings):
+        option = options.option(field.name)
+        extra: dict[str, Any] = {"dest": field.name, "default": None}
+        if options.value_type(field.name) is bool:
+            extra["action"] = argparse.BooleanOptionalAction
+        else:
+            extra["metavar"] = option.metavar
+        serve.add_argument(options.flag(field.name), help=_help(field.name), **extra)
+    return parser, serve
+
+
+class _HelpFormatter(argparse.HelpFormatter):
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=32, width=120)
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise SystemExit(_fail(f"{message} (see {self.prog} --help)", USAGE_ERROR))
+
+
+def _required() -> list[str]:
+    # Checked here and not by argparse, which would tell of them before it tells of a mistyped flag.
+    return [field.name for field in fields(ServerSettings) if field.default is MISSING]
+
+
+def _help(name: str) -> str:
+    default = options.default_text(name)
+    text = options.option(name).help.replace("%", "%%")
+    return f"{text} Default: {default}." if default else text
+
+
+def _settings(arguments: argparse.Namespace) -> ServerSettings:
+    given = {}
+    for field in fields(ServerSettings):
+        value = getattr(arguments, field.name)
+        if value is not None:
+            given[field.name] = options.parse(field.name, value) if isinstance(value, str) else value
+    return ServerSettings(**given)
+
+
+def _serve(settings: ServerSettings) -> int:
+    # Imported step by step, the quick ones first, so that each mistake is told as soon as it can be known.
+    from tengserve_backend.repository.scan import scan_repository
+
+    sources = scan_repository(settings.model_repository)
+    names = sorted({source.name for source in sources})
+    if settings.default_model is not None and settings.default_model not in names:
+        raise ConfigurationError(
+            f"--default-model must be a model of the repository ({shown(', '.join(names))}),"
+            f" got {shown(settings.default_model)!r}"
+        )
+
+    from tengserve_adapter.lifecycle import end_early_on_signals
+    from tengserve_adapter.listener import ListenError, listen
+    from tengserve_adapter.observability.logs import configure_logging
+
+    end_early_on_signals()
+    try:
+        listener = listen(settings.host, settings.http_port)
+    except ListenError as error:
+        return _fail(error.message, RUN_ERROR)
+    configure_logging(settings.log_level)
+
+    from tengserve_adapter.server import serve
+
+    return serve(settings, sources, listener)
+
+
+def _unknown(argument: str) -> str:
+    known = [options.flag(field.name) for field in fields(ServerSettings)]
+    near = difflib.get_close_matches(argument.partition("=")[0], known, n=2)
+    hint = f"; did you mean {' or '.join(near)}?" if near else ""
+    return f"unknown argument {shown(argument)!r}{hint}"
+
+
+def _fail(message: str, status: int) -> int:
+    print(f"{PROGRAM}: error: {message}", file=sys.stderr, flush=True)  # noqa: T201 - the command's own output
+    return status

@@ -1,0 +1,64 @@
+"""KServe's view of the model repository: the same models, and nothing that KServe could change behind our back."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+from tengserve_adapter.kserve.model import TengserveModel
+from tengserve_adapter.kserve.sdk import ModelRepository, ModelRepositoryExtension
+from tengserve_backend.engine.base import Engine
+from tengserve_backend.errors import ModelNotFoundError, shown
+from tengserve_backend.repository.manager import ModelManager, ModelStatus
+
+
+class TengserveModelRepository(ModelRepository):  # type: ignore[misc]  # kserve ships no type information
+    """The models of a ModelManager as KServe models.
+
+    It is also what our HTTP routes look models up in (`tengserve_adapter.http.models.Models`), so that KServe's routes
+    and ours always speak of the same models.
+    """
+
+    def __init__(self, models: ModelManager) -> None:
+        super().__init__()
+        self._manager = models
+        for name in dict.fromkeys(status.name for status in models.statuses()):
+            self.update(TengserveModel(name, models))
+
+    def engine(self, name: str, version: str | None = None) -> Engine:
+        """The engine of a model, as `TengserveModel.engine` says.
+
+        Raises:
+            ModelNotFoundError: no such model or version.
+            ModelNotReadyError: it loads, or has failed to load.
+        """
+        model: TengserveModel | None = self.get_model(name)
+        if model is None:
+            raise ModelNotFoundError(f'There is no model "{shown(name)}".', field="model")
+        return model.engine(version)
+
+    def statuses(self) -> tuple[ModelStatus, ...]:
+        """Every version of every model."""
+        return self._manager.statuses()
+
+    def default_name(self) -> str | None:
+        """The only model's name, or None when there are several."""
+        return self._manager.default_name()
+
+    def unload(self, name: str) -> NoReturn:
+        """Refused: see TengserveRepositoryExtension."""
+        raise NotImplementedError(_NO_LIVE_CHANGES)
+
+
+_NO_LIVE_CHANGES = "This server loads its models when it starts; loading and unloading by request is not supported."
+
+
+class TengserveRepositoryExtension(ModelRepositoryExtension):  # type: ignore[misc]  # kserve ships no type information
+    """KServe's load and unload routes, answered with a plain 501 instead of a reply that only looks like success."""
+
+    async def load(self, model_name: str) -> NoReturn:
+        """Refused."""
+        raise NotImplementedError(_NO_LIVE_CHANGES)
+
+    async def unload(self, model_name: str) -> NoReturn:
+        """Refused."""
+        raise NotImplementedError(_NO_LIVE_CHANGES)

@@ -1,0 +1,239 @@
+"""From the first byte served to the last: load in the background, serve, notice death, drain, stop.
+
+```
+signal, early ......... nothing is loaded: end at once, status 0
+listening, loading .... live, not ready; the load thread owns the loading
+ready ................. the first moment that every model can answer
+signal ................ not ready at once; after pre_drain_delay_s nothing is admitted; running answers end within
+                        drain_timeout_s, what is left is ended; engines stop; connections close; status 0
+second signal ......... end now, status 128 + signal
+load failure .......... with exit_on_error: status 1; else up, not ready
+dead engine ........... its waiters get their errors; short grace; status 1, so that Kubernetes restarts the pod
+```
+
+Every wait here has a deadline, and every thread is a daemon: whatever hangs in a device driver, the process ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from tengserve_backend.errors import TengserveError
+from tengserve_backend.repository.manager import ModelManager, ModelState, ModelStatus
+
+_log = logging.getLogger(__name__)
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+WATCH_INTERVAL_S = 0.5
+FAILURE_GRACE_S = 2.0
+"""After an engine's death: for its errors to reach their clients, and for other models' answers."""
+STOP_TIMEOUT_S = 10.0
+"""For engines to stop and threads to end; what has not ended by then ends with the process."""
+CLOSE_TIMEOUT_S = 5
+"""For answers that are complete to reach slow clients."""
+
+
+class HttpServer(Protocol):
+    """The part of uvicorn.Server that the lifecycle drives."""
+
+    should_exit: bool
+    listening: asyncio.Event
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Why the server ends.
+
+    Attributes:
+        reason: one sentence.
+        exit_code: the process's status.
+        drain_timeout_s: how long running answers may take.
+        delay_s: how long to wait before the drain, not ready.
+    """
+
+    reason: str
+    exit_code: int
+    drain_timeout_s: float = FAILURE_GRACE_S
+    delay_s: float = 0.0
+
+
+class Worker:
+    """A daemon thread that runs one blocking call, and the wait for it.
+
+    A call that raises is logged: it must not end unseen.
+    """
+
+    def __init__(self, name: str, call: Callable[[], None]) -> None:
+        self._call = call
+        self._done = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    async def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until the call has ended; False when the time ran out first."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._done.wait(), timeout_s)
+        return self._done.is_set()
+
+    def _run(self) -> None:
+        try:
+            self._call()
+        except Exception:  # noqa: BLE001 - the end of a thread: nobody above could handle it
+            _log.exception("%s failed", self._thread.name)
+        finally:
+            # The loop is closed when the process has stopped waiting for this thread.
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._done.set)
+
+
+class Lifecycle:
+    """Drives one server process through its life; `run` is called once, in the main thread's event loop."""
+
+    def __init__(
+        self,
+        models: ModelManager,
+        *,
+        drain_timeout_s: float,
+        pre_drain_delay_s: float,
+        exit_on_error: bool,
+        announce: Callable[[], None],
+    ) -> None:
+        """Nothing starts yet.
+
+        Args:
+            models: what to load and to stop.
+            drain_timeout_s, pre_drain_delay_s, exit_on_error: as in ServerSettings.
+            announce: called once, when every model is ready.
+        """
+        self._models = models
+        self._drain_timeout_s = drain_timeout_s
+        self._pre_drain_delay_s = pre_drain_delay_s
+        self._exit_on_error = exit_on_error
+        self._announce = announce
+        self._stop: asyncio.Future[Stop] | None = None
+        self._draining = False
+        self._loading: Worker | None = None
+
+    def draining(self) -> bool:
+        """Whether the server is on its way out: not ready, and soon nothing is admitted."""
+        return self._draining
+
+    async def run(self, server: HttpServer, serving: Awaitable[None]) -> int:
+        """Serve until there is a reason to stop, then stop in order.
+
+        Args:
+            server: says when it listens, is told when to close.
+            serving: the server's own run; ends soon after `should_exit` is set.
+
+        Returns:
+            The process's exit status.
+        """
+        loop = asyncio.get_running_loop()
+        self._stop = loop.create_future()
+        for number in SIGNALS:
+            loop.add_signal_handler(number, self._on_signal, number)
+        http = asyncio.ensure_future(serving)
+        http.add_done_callback(self._on_server_end)
+        helpers = [asyncio.create_task(self._load(server.listening)), asyncio.create_task(self._watch_engines())]
+        try:
+            stop = await self._stop
+        finally:
+            for helper in helpers:
+                helper.cancel()
+            await asyncio.gather(*helpers, return_exceptions=True)
+        _log.log(logging.ERROR if stop.exit_code else logging.INFO, "stopping: %s", stop.reason)
+        await self._shut_down(stop, server, http)
+        return stop.exit_code
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        if self._draining:
+            end_now(128 + number)
+        self._end(Stop(f"received {number.name}", 0, self._drain_timeout_s, self._pre_drain_delay_s))
+
+    def _on_server_end(self, http: asyncio.Future[None]) -> None:
+        if not http.cancelled() and http.exception() is not None:
+            _log.error("the HTTP server failed", exc_info=http.exception())
+        self._end(Stop("the HTTP server ended", 1))
+
+    def _end(self, stop: Stop) -> None:
+        self._draining = True
+        if self._stop is not None and not self._stop.done():
+            self._stop.set_result(stop)
+
+    async def _load(self, listening: asyncio.Event) -> None:
+        # Loading imports torch, which would keep the event loop from starting to listen.
+        await listening.wait()
+        self._loading = Worker("load", self._models.load_all)
+        await self._loading.wait()
+        failed = [status for status in self._models.statuses() if status.state is not ModelState.READY]
+        if not failed:
+            self._announce()
+        elif self._exit_on_error:
+            self._end(Stop("; ".join(map(_failure, failed)), 1))
+        else:
+            for status in failed:
+                _log.error("%s", _failure(status))
+
+    async def _watch_engines(self) -> None:
+        """End the process when an engine that worked no longer does."""
+        seen_ready: set[tuple[str, str]] = set()
+        while True:
+            for status in self._models.statuses():
+                key = (status.name, status.version)
+                if status.state is ModelState.READY:
+                    seen_ready.add(key)
+                elif key in seen_ready:
+                    self._end(Stop(f"model {status.name}, version {status.version} died: {status.reason}", 1))
+                    return
+            await asyncio.sleep(WATCH_INTERVAL_S)
+
+    async def _shut_down(self, stop: Stop, server: HttpServer, http: Awaitable[None]) -> None:
+        await asyncio.sleep(stop.delay_s)
+        try:
+            drained = await asyncio.wait_for(self._models.drain(stop.drain_timeout_s), stop.drain_timeout_s + 1.0)
+        except (TimeoutError, TengserveError):
+            drained = False
+        if not drained:
+            _log.warning("some answers were not complete after %g s; they end now", stop.drain_timeout_s)
+        stopping = Worker("stop", self._models.stop)
+        stopped = await stopping.wait(STOP_TIMEOUT_S)
+        server.should_exit = True
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(http), CLOSE_TIMEOUT_S + 1.0)
+        loaded = self._loading is None or await self._loading.wait(STOP_TIMEOUT_S)
+        if not (stopped and loaded):
+            _log.warning("a model did not stop in time; it ends with the process")
+            end_now(stop.exit_code)
+
+
+def end_early_on_signals() -> None:
+    """Until the event loop handles signals, end at once: nothing is loaded, nothing is promised to anybody.
+
+    Without a handler a process that is PID 1 of its container would not hear SIGTERM at all.
+    """
+    for number in SIGNALS:
+        signal.signal(number, lambda *_: end_now(0))
+
+
+def end_now(exit_code: int) -> None:
+    """End the process without waiting for any thread."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    os._exit(exit_code)
+
+
+def _failure(status: ModelStatus) -> str:
+    reason = status.reason or "loading ended before the model was ready"
+    return f"model {status.name}, version {status.version} failed to load: {reason}"

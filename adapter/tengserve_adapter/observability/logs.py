@@ -1,0 +1,84 @@
+"""Logging: every record of this process, ours or a library's, is one line on stderr; a traceback follows, indented."""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+import traceback
+
+_CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+
+_NOISY = (
+    # Request timings and start-up lines at INFO.
+    "kserve",
+    "kserve.trace",
+    "uvicorn",
+    "uvicorn.error",
+    "asyncio",
+    "httpx",
+    "httpcore",
+    "filelock",
+    "urllib3",
+    "transformers",
+    "accelerate",
+    "py.warnings",
+)
+
+
+class LineFormatter(logging.Formatter):
+    """`2026-01-31T12:00:00.123 WARNING tengserve_adapter.server: text`, control characters in the text escaped.
+
+    Escaping keeps a client from writing log lines, or to the operator's terminal, on its own.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s.%(msecs)03d %(levelname)s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%S")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the name is logging's
+        """The record's line."""
+        return _one_line(super().formatMessage(record))
+
+    def formatException(self, ei: object) -> str:  # noqa: N802 - the name is logging's
+        """The traceback, each line marked as belonging to the record above."""
+        if not isinstance(ei, tuple) or ei[1] is None:
+            return ""
+        lines = "".join(traceback.format_exception(ei[1])).splitlines()
+        return "\n".join(f"  | {line}" for line in lines)
+
+
+class _WithoutClientMistakes(logging.Filter):
+    """Drop what kserve's exception handlers log: a traceback at ERROR for every 4xx and for every readiness poll.
+
+    The one handler that concerns us, for exceptions that nobody expected, is replaced by ours (`server.py`).
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not (record.module == "errors" and record.getMessage() == "Exception:")
+
+
+def configure_logging(level: str) -> None:
+    """Send every logger to stderr at this level; libraries speak from WARNING on, or from INFO when debugging.
+
+    Call it before kserve is imported: kserve leaves logging alone when it finds it configured.
+    """
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(LineFormatter())
+    logging.captureWarnings(True)
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    chosen = logging.getLevelNamesMapping()[level.upper()]
+    # The root's level is that of libraries that nobody has listed.
+    root.setLevel(max(chosen, logging.INFO))
+    for package in ("tengserve_adapter", "tengserve_backend"):
+        logging.getLogger(package).setLevel(chosen)
+    quiet = logging.INFO if chosen == logging.DEBUG else max(chosen, logging.WARNING)
+    for name in _NOISY:
+        logging.getLogger(name).setLevel(quiet)
+    if chosen > logging.DEBUG:
+        logging.getLogger("py.warnings").setLevel(logging.ERROR)
+    logging.getLogger("kserve").addFilter(_WithoutClientMistakes())
+
+
+def _one_line(text: str) -> str:
+    return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)

@@ -1,0 +1,107 @@
+"""Prometheus metrics on KServe's /metrics: answers by route and status, and every engine's own numbers.
+
+Engine numbers are read when they are scraped, so the engine counts nothing twice and knows no Prometheus.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from prometheus_client import Counter
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from tengserve_backend.engine.base import EngineStatus
+from tengserve_backend.errors import TengserveError
+from tengserve_backend.repository.manager import ModelManager, ModelState
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+_REQUESTS = Counter(
+    "tengserve_http_requests",
+    "Answers by route and status; 499 when the client left before the answer began.",
+    ["route", "status"],
+)
+_CLIENT_LEFT = 499
+
+_LABELS = ("model", "version")
+_GAUGES: tuple[tuple[str, str, Callable[[EngineStatus], float]], ...] = (
+    ("waiting_requests", "Requests admitted and not started.", lambda status: status.waiting_requests),
+    ("waiting_tokens", "Prompt tokens of the requests that wait.", lambda status: status.waiting_tokens),
+    ("running_requests", "Requests that hold cache blocks.", lambda status: status.running_requests),
+    ("kv_cache_blocks", "Blocks of the KV cache.", lambda status: status.total_blocks),
+    ("kv_cache_free_blocks", "Blocks of the KV cache that no request holds.", lambda status: status.free_blocks),
+    ("seconds_since_step", "Since the last step while there is work; 0 when idle.", lambda s: s.seconds_since_step),
+)
+_COUNTERS: tuple[tuple[str, str, Callable[[EngineStatus], float]], ...] = (
+    ("steps", "Steps of the engine.", lambda status: status.steps),
+    ("prompt_tokens", "Prompt tokens computed.", lambda status: status.prompt_tokens),
+    ("generated_tokens", "Tokens generated.", lambda status: status.generated_tokens),
+    ("preemptions", "Requests put back to waiting for want of cache blocks.", lambda status: status.preemptions),
+)
+
+
+class EngineCollector(Collector):
+    """Reads the models' states and engines at each scrape."""
+
+    def __init__(self, models: ModelManager) -> None:
+        self._models = models
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing: registering the collector must not ask the engines."""
+        return []
+
+    def collect(self) -> Iterable[Metric]:
+        """One gauge of readiness a model, and the numbers of every engine there is."""
+        ready = GaugeMetricFamily("tengserve_model_ready", "1 when the model can answer.", labels=_LABELS)
+        gauges = [GaugeMetricFamily(f"tengserve_{name}", text, labels=_LABELS) for name, text, _ in _GAUGES]
+        counters = [CounterMetricFamily(f"tengserve_{name}", text, labels=_LABELS) for name, text, _ in _COUNTERS]
+        for model in self._models.statuses():
+            labels = (model.name, model.version)
+            ready.add_metric(labels, float(model.state is ModelState.READY))
+            try:
+                status = self._models.engine(model.name, model.version).status()
+            except TengserveError:
+                continue  # Not loaded: readiness is all there is to tell.
+            for gauge, (_, _, read) in zip(gauges, _GAUGES, strict=True):
+                gauge.add_metric(labels, read(status))
+            for counter, (_, _, read) in zip(counters, _COUNTERS, strict=True):
+                counter.add_metric(labels, read(status))
+        return [ready, *gauges, *counters]
+
+
+class RequestMetrics:
+    """ASGI middleware that counts answers.
+
+    The label is the route's template, never the path itself: clients must not be able to make new time series.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on and count its answer."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        status = _CLIENT_LEFT
+
+        async def watched(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched)
+        finally:
+            _REQUESTS.labels(_route(scope), str(status)).inc()
+
+
+def _route(scope: Scope) -> str:
+    route: Any = scope.get("route")
+    template = getattr(route, "path", None)
+    return template if isinstance(template, str) and template else "other"

@@ -1,0 +1,146 @@
+"""The KServe model server, with our routes in front of its own, on the address that was asked for and no other."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+from prometheus_client import REGISTRY
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+
+from tengserve_adapter.http.app import install
+from tengserve_adapter.kserve.repository import TengserveModelRepository, TengserveRepositoryExtension
+from tengserve_adapter.kserve.sdk import ModelServer, RESTServer, app
+from tengserve_adapter.lifecycle import CLOSE_TIMEOUT_S, Lifecycle
+from tengserve_adapter.listener import BoundedHttpProtocol, url_of
+from tengserve_adapter.observability.metrics import EngineCollector, RequestMetrics
+from tengserve_adapter.progress import ProgressPrinter, ready_text, sample_commands, say
+from tengserve_adapter.settings import ServerSettings
+from tengserve_backend.repository.load import load_model
+from tengserve_backend.repository.manager import ModelManager
+from tengserve_backend.repository.source import ModelSource
+
+KEEP_ALIVE_S = 65
+"""Longer than the idle timeout of Envoy and Istio (60 s): a proxy must not write to a connection that we close."""
+
+
+def serve(settings: ServerSettings, sources: Sequence[ModelSource], listener: socket.socket) -> int:
+    """Serve these models on this socket until told to stop; the process's exit status."""
+    progress = ProgressPrinter(sys.stderr)
+    models = ModelManager(sources, load_model, progress)
+    return TengserveServer(settings, models, listener, progress).start()
+
+
+class TengserveServer(ModelServer):  # type: ignore[misc]  # kserve ships no type information
+    """KServe's ModelServer with one worker, no gRPC, our routes, our socket and our lifecycle.
+
+    KServe's own `start` refuses models that are not loaded, listens on 0.0.0.0 and closes the listener before anything
+    else; so `start` is replaced as a whole, and the parts that it would put together (registry, data plane, routes,
+    metrics) are used as they are.
+    """
+
+    def __init__(
+        self, settings: ServerSettings, models: ModelManager, listener: socket.socket, progress: ProgressPrinter
+    ) -> None:
+        super().__init__(
+            http_port=listener.getsockname()[1],
+            workers=1,
+            registered_models=TengserveModelRepository(models),
+            enable_grpc=False,
+            enable_docs_url=False,
+            enable_latency_logging=False,
+            access_log_format=None,
+            ssl_certfile=None,
+            ssl_keyfile=None,
+        )
+        self.model_repository_extension = TengserveRepositoryExtension(self.registered_models)
+        self._settings = settings
+        self._models = models
+        self._listener = listener
+        self._progress = progress
+        self._url = url_of(listener)
+        self._lifecycle = Lifecycle(
+            models,
+            drain_timeout_s=settings.drain_timeout_s,
+            pre_drain_delay_s=settings.pre_drain_delay_s,
+            exit_on_error=settings.exit_on_error,
+            announce=self._announce,
+        )
+
+    def start(self, models: Sequence[Any] = ()) -> int:
+        """Serve until told to stop; blocks, in the main thread.
+
+        Args:
+            models: further KServe models, beside those of the model repository.
+
+        Returns:
+            The process's exit status.
+        """
+        for model in models:
+            self.register_model(model)
+        config = uvicorn.Config(
+            self._application(),
+            http=BoundedHttpProtocol,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=CLOSE_TIMEOUT_S,
+        )
+        server = _HttpServer(config, self._url)
+        with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+            return runner.run(self._run(server))
+
+    async def _run(self, server: _HttpServer) -> int:
+        return await self._lifecycle.run(server, server.serve(sockets=[self._listener]))
+
+    def _application(self) -> FastAPI:
+        """KServe's application, ours first: the first route that matches wins."""
+        install(app, self.registered_models, self._settings.http(), draining=self._lifecycle.draining)
+        app.add_middleware(RequestMetrics)
+        REGISTRY.register(EngineCollector(self._models))
+        RESTServer("", self.dataplane, self.model_repository_extension, self.http_port).create_application()
+        # KServe's handler tells the client the exception's class and text.
+        app.add_exception_handler(Exception, _internal_error)
+        application: FastAPI = app
+        return application
+
+    def _announce(self) -> None:
+        self._progress.close()
+        default = self._settings.default_model or self._models.default_name()
+        name = default or self._models.statuses()[0].name
+        commands = sample_commands(self._url, self._models.engine(name).info, is_default=name == default)
+        say(ready_text(self._url, commands))
+
+
+class _HttpServer(uvicorn.Server):
+    """uvicorn that says when it listens and leaves signals to the lifecycle."""
+
+    def __init__(self, config: uvicorn.Config, url: str) -> None:
+        super().__init__(config)
+        self.listening = asyncio.Event()
+        self._url = url
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        say(f"tengserve listens on {self._url} and loads its models")
+        self.listening.set()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def _internal_error(_request: Request, _error: Exception) -> JSONResponse:
+    """The answer to a bug of ours; uvicorn logs its traceback."""
+    return JSONResponse({"error": "Internal server error; the server's log says more."}, status_code=500)

@@ -1,0 +1,214 @@
+"""The server's settings: the flags of `tengserve serve`, their checks, their help and docs/cli.md come from here."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+import typing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tengserve_adapter.http.settings import HttpSettings
+from tengserve_backend.errors import ConfigurationError, shown
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """What a setting means to the person at the command line.
+
+    Attributes:
+        help: one or two sentences.
+        metavar: how a value is called in the help; "" for a switch.
+        minimum, maximum: bounds of a number, both included.
+        choices: the words that are allowed, when only some are.
+    """
+
+    help: str
+    metavar: str = ""
+    minimum: int | None = None
+    maximum: int | None = None
+    choices: tuple[str, ...] = ()
+
+    @property
+    def rule(self) -> str:
+        """The rule of a value, in words."""
+        if self.choices:
+            return f"one of {', '.join(self.choices)}"
+        if self.minimum is None:
+            return "at least one character long"
+        return f"at least {self.minimum}" if self.maximum is None else f"from {self.minimum} to {self.maximum}"
+
+
+def _setting(
+    help_text: str,
+    *,
+    default: Any = dataclasses.MISSING,
+    metavar: str = "",
+    minimum: int | None = None,
+    maximum: int | None = None,
+    choices: tuple[str, ...] = (),
+) -> Any:
+    option = Option(help_text, metavar, minimum, maximum, choices)
+    return dataclasses.field(default=default, metadata={"option": option})
+
+
+_MAX_BYTES = 1 << 30
+_MAX_SECONDS = 24 * 60 * 60
+_HTTP_DEFAULTS = HttpSettings()
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """Everything that `tengserve serve` can be told.
+
+    Raises:
+        ConfigurationError: a value breaks its rule; the message names the flag, the rule and the value.
+    """
+
+    # ruff takes _setting() for a mutable default; it makes a dataclass field.
+    model_repository: Path = _setting(  # noqa: RUF009
+        "Folder with one folder a model, each with config.pbtxt and version folders.", metavar="DIR"
+    )
+    host: str = _setting(
+        "Address to listen on, and no other. 0.0.0.0 or :: means every address of the machine.",
+        default="127.0.0.1",
+        metavar="HOST",
+    )
+    http_port: int = _setting(
+        "Port to listen on; 0 takes any free one and prints it.",
+        default=8080,
+        metavar="PORT",
+        minimum=0,
+        maximum=65535,
+    )
+    default_model: str | None = _setting(
+        "Model that /infer and /infer_token use, which have no model in their path. Unset: the only model of the"
+        " repository, if there is only one.",
+        default=None,
+        metavar="NAME",
+    )
+    max_body_bytes: int = _setting(
+        "Largest request body.",
+        default=_HTTP_DEFAULTS.max_body_bytes,
+        metavar="BYTES",
+        minimum=1024,
+        maximum=_MAX_BYTES,
+    )
+    max_infer_text_chars: int = _setting(
+        "Longest prompt text of /infer, in characters.",
+        default=_HTTP_DEFAULTS.max_infer_text_chars,
+        metavar="CHARS",
+        minimum=1,
+        maximum=_MAX_BYTES,
+    )
+    max_generate_text_chars: int = _setting(
+        "Longest prompt text of /v2/models/{model}/generate, in characters.",
+        default=_HTTP_DEFAULTS.max_generate_text_chars,
+        metavar="CHARS",
+        minimum=1,
+        maximum=_MAX_BYTES,
+    )
+    drain_timeout_s: float = _setting(
+        "After SIGTERM, how long running answers may take to end, in seconds. Keep it some 15 s below"
+        " terminationGracePeriodSeconds of the pod.",
+        default=30.0,
+        metavar="SECONDS",
+        minimum=0,
+        maximum=_MAX_SECONDS,
+    )
+    pre_drain_delay_s: float = _setting(
+        "After SIGTERM, how long to wait, not ready, before the drain starts, in seconds: time for load balancers to"
+        " look elsewhere.",
+        default=0.0,
+        metavar="SECONDS",
+        minimum=0,
+        maximum=_MAX_SECONDS,
+    )
+    exit_on_error: bool = _setting(
+        "End with status 1 when a model fails to load. Switched off, the server stays up, not ready, and the model's"
+        " status tells the reason.",
+        default=True,
+    )
+    log_level: str = _setting(
+        "Least severe messages to log.",
+        default="info",
+        metavar="LEVEL",
+        choices=("debug", "info", "warning", "error"),
+    )
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            _check(flag(field.name), option(field.name), getattr(self, field.name))
+
+    def http(self) -> HttpSettings:
+        """The part that the HTTP routes need."""
+        return HttpSettings(
+            default_model=self.default_model,
+            max_body_bytes=self.max_body_bytes,
+            max_infer_text_chars=self.max_infer_text_chars,
+            max_generate_text_chars=self.max_generate_text_chars,
+        )
+
+
+def flag(name: str) -> str:
+    """The command line flag of a setting."""
+    return "--" + name.replace("_", "-")
+
+
+def option(name: str) -> Option:
+    """What is known of a setting."""
+    found: Option = ServerSettings.__dataclass_fields__[name].metadata["option"]
+    return found
+
+
+def default_text(name: str) -> str:
+    """A setting's default as it would be written; "" when it has none."""
+    default = ServerSettings.__dataclass_fields__[name].default
+    if default is dataclasses.MISSING or default is None:
+        return ""
+    if isinstance(default, bool):
+        return "on" if default else "off"
+    return f"{default:g}" if isinstance(default, float) else str(default)
+
+
+def value_type(name: str) -> type:
+    """The type of a setting's value, None left out."""
+    hint = typing.get_type_hints(ServerSettings)[name]
+    kinds = [kind for kind in typing.get_args(hint) or (hint,) if kind is not type(None)]
+    found: type = kinds[0]
+    return found
+
+
+def parse(name: str, text: str) -> Any:
+    """A setting's value from its text on the command line.
+
+    Raises:
+        ConfigurationError: the text is not of the setting's type.
+    """
+    kind = value_type(name)
+    if kind is int:
+        if not re.fullmatch(r"-?[0-9]{1,18}", text):
+            raise ConfigurationError(f"{flag(name)} must be a whole number {option(name).rule}, got {shown(text)!r}")
+        return int(text)
+    if kind is float:
+        try:
+            return float(text)
+        except ValueError:
+            raise ConfigurationError(
+                f"{flag(name)} must be a number {option(name).rule}, got {shown(text)!r}"
+            ) from None
+    return Path(text) if kind is Path and text else text
+
+
+def _check(name: str, rules: Option, value: object) -> None:
+    wrong = False
+    if isinstance(value, str):
+        wrong = not value or (bool(rules.choices) and value not in rules.choices)
+    elif isinstance(value, int | float) and rules.minimum is not None:
+        too_large = rules.maximum is not None and value > rules.maximum
+        wrong = not math.isfinite(value) or value < rules.minimum or too_large
+    if wrong:
+        given = repr(shown(value)) if isinstance(value, str) else shown(value)
+        raise ConfigurationError(f"{name} must be {rules.rule}, got {given}")

@@ -1,0 +1,57 @@
+"""docs/cli.md, made from the settings of the server."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+from tengserve_adapter import settings
+from tengserve_adapter.settings import ServerSettings
+
+_HEAD = """# The command line
+
+<!-- Made by scripts/docs from tengserve_adapter/settings.py; change that file instead. -->
+
+```
+tengserve serve --model-repository DIR [options]
+tengserve --version
+```
+
+The server listens at once, loads its models in the background, and prints commands to paste when it is ready.
+Progress and logs go to stderr; the address and the commands go to stdout.
+
+| flag | value | default | meaning |
+| --- | --- | --- | --- |
+"""
+
+_TAIL = """
+## Exit status
+
+| status | meaning |
+| --- | --- |
+| 0 | ended by SIGTERM or SIGINT, after the drain |
+| 1 | the address cannot be listened on, a model failed to load, or an engine died |
+| 2 | a mistake on the command line or in the model repository; one line on stderr says which and where |
+| 130, 143 | ended at once by a second SIGINT or SIGTERM |
+
+## Shutdown
+
+On SIGTERM or SIGINT `/v2/health/ready` answers 503 at once. After `--pre-drain-delay-s` nothing new is admitted (503 with
+`Retry-After`), running answers get `--drain-timeout-s` to end, and what is left then ends with an error. Engines and
+connections take at most some 15 seconds more: keep the sum below the pod's `terminationGracePeriodSeconds`.
+"""
+
+
+def render() -> dict[str, str]:
+    """The pages by their path from the root of the repository."""
+    return {"docs/cli.md": _HEAD + "".join(_row(field.name) for field in fields(ServerSettings)) + _TAIL}
+
+
+def _row(name: str) -> str:
+    option = settings.option(name)
+    flag = settings.flag(name)
+    if settings.value_type(name) is bool:
+        shown, value = f"`{flag}`, `--no-{flag.removeprefix('--')}`", ""
+    else:
+        shown, value = f"`{flag} {option.metavar}`", option.rule
+    default = settings.default_text(name)
+    return f"| {shown} | {value} | {f'`{default}`' if default else ''} | {option.help} |\n"
