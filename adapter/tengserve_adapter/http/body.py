@@ -1,0 +1,125 @@
+"""Reading and parsing a request body: bounded in bytes, in time, in depth, and in how long the event loop waits."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Final, NoReturn, TypeVar
+
+from starlette.datastructures import Headers
+from starlette.types import Receive
+
+from tengserve_adapter.http.disconnect import ClientDisconnected
+from tengserve_adapter.http.errors import BodyTimeoutError
+from tengserve_backend.errors import InvalidRequestError, RequestTooLargeError
+
+INLINE_BYTES: Final = 256 * 1024
+"""A larger body is parsed in a worker thread: about a millisecond of work is what the event loop can spare."""
+
+_T = TypeVar("_T")
+
+
+async def read_body(headers: Headers, receive: Receive, *, max_bytes: int, timeout_s: float) -> bytes:
+    """The whole body, whatever its Content-Type says.
+
+    Raises:
+        RequestTooLargeError: more than max_bytes, declared or sent; nothing more is read.
+        BodyTimeoutError: it took longer than timeout_s.
+        InvalidRequestError: it is compressed.
+        ClientDisconnected: the client left.
+    """
+    encoding = headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("", "identity"):
+        raise InvalidRequestError("The body must be sent uncompressed, got another Content-Encoding than identity.")
+    declared = headers.get("content-length", "")
+    if declared.isascii() and declared.isdigit() and (len(declared) > 19 or int(declared) > max_bytes):
+        raise _too_large(max_bytes)
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await _receive_all(receive, max_bytes)
+    except TimeoutError:
+        raise BodyTimeoutError(f"The body must arrive within {timeout_s:g} seconds.") from None
+
+
+async def _receive_all(receive: Receive, max_bytes: int) -> bytes:
+    chunks: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnected
+        chunk: bytes = message.get("body", b"")
+        size += len(chunk)
+        if size > max_bytes:
+            raise _too_large(max_bytes)
+        if chunk:
+            chunks.append(chunk)
+        if not message.get("more_body", False):
+            return b"".join(chunks)
+
+
+def _too_large(max_bytes: int) -> RequestTooLargeError:
+    return RequestTooLargeError(f"Request body too large. At most {max_bytes} bytes are allowed.")
+
+
+async def parse_body(raw: bytes, parse: Callable[[dict[str, object]], _T]) -> _T:
+    """`parse` of the JSON object in a body; both run in a worker thread when the body is big.
+
+    Raises:
+        InvalidRequestError: the body is no JSON object, or what `parse` says.
+    """
+    if len(raw) <= INLINE_BYTES:
+        return parse(load_object(raw))
+    return await asyncio.to_thread(lambda: parse(load_object(raw)))
+
+
+def load_object(raw: bytes) -> dict[str, object]:
+    """The JSON object in a body: strict JSON in UTF-8, integers exact, the last of equal keys wins.
+
+    A number such as 1e400 becomes infinite here and is refused where it is used, under its field's name; so are
+    lone surrogates.
+
+    Raises:
+        InvalidRequestError: it is something else.
+    """
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise _no_json(f"byte {error.start} is not UTF-8") from None
+    try:
+        value = json.loads(text, parse_constant=_refuse_constant, parse_int=_parse_int)
+    except json.JSONDecodeError as error:
+        raise _no_json(f"{error.msg} at line {error.lineno}, column {error.colno}") from None
+    except RecursionError:
+        raise _no_json("nested too deeply") from None
+    except ValueError:
+        # The interpreter's bound on converting digits, which keeps conversion from taking quadratic time.
+        raise _no_json("a number has too many digits") from None
+    if not isinstance(value, dict):
+        raise InvalidRequestError(f"The body must be a JSON object, got {_JSON_NAMES[type(value)]}.")
+    return value
+
+
+def _parse_int(digits: str) -> int:
+    # A function of Python's own, not `int`: with it the parser passes the interpreter's switch points, so that a
+    # worker thread with millions of token ids lets the event loop run.
+    return int(digits)
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise _no_json(f"{name} is not JSON")
+
+
+def _no_json(problem: str) -> InvalidRequestError:
+    return InvalidRequestError(f"Failed to parse request context to json: {problem}.")
+
+
+_JSON_NAMES: Final = {
+    list: "an array",
+    str: "a string",
+    int: "a number",
+    float: "a number",
+    bool: "a boolean",
+    type(None): "null",
+}

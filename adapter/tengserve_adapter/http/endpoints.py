@@ -1,0 +1,158 @@
+"""The generation endpoints: socket to call, call to answer, every error to a reply."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from prometheus_client import Counter
+from starlette.requests import Request
+from starlette.types import Receive, Scope, Send
+
+from tengserve_adapter.http.answer import answer
+from tengserve_adapter.http.body import parse_body, read_body
+from tengserve_adapter.http.disconnect import ClientDisconnected, while_connected
+from tengserve_adapter.http.errors import response_for
+from tengserve_adapter.http.models import Models
+from tengserve_adapter.http.settings import HttpSettings
+from tengserve_adapter.protocols import generate, mindie
+from tengserve_adapter.protocols.call import Call, Ignored
+from tengserve_backend.engine.base import Engine, ModelInfo
+from tengserve_backend.errors import ModelNotFoundError, ShuttingDownError, shown
+
+_LOG = logging.getLogger(__name__)
+
+IGNORED_FIELDS: Final = Counter(
+    "tengserve_ignored_fields",
+    "Request fields that no dialect knows, by endpoint.",
+    ["endpoint"],
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What every route works with."""
+
+    models: Models
+    settings: HttpSettings
+    draining: Callable[[], bool]
+
+    def engine(self, name: str, version: str | None = None) -> Engine:
+        """The engine of a model named in a URL.
+
+        Raises:
+            ModelNotFoundError, ModelNotReadyError: it cannot serve.
+        """
+        try:
+            return self.models.engine(name, version)
+        except ModelNotFoundError:
+            suffix = "" if version is None else f" version {shown(version)}"
+            raise ModelNotFoundError(f"Model {shown(name)}{suffix} not found.", field="model") from None
+
+    def default_engine(self) -> Engine:
+        """The engine for a URL that names no model.
+
+        Raises:
+            ModelNotFoundError, ModelNotReadyError: it cannot serve.
+        """
+        name = self.settings.default_model or self.models.default_name()
+        if name is not None:
+            return self.engine(name)
+        if not self.models.statuses():
+            raise ModelNotFoundError("This server has no model.", field="model")
+        raise ModelNotFoundError(
+            "This URL names no model and the server has several: start it with --default-model, "
+            "or use /v2/models/{model}/generate.",
+            field="model",
+        )
+
+
+class GenerationEndpoint:
+    """An ASGI endpoint: everything between a socket and a dialect's parser.
+
+    Subclasses name the model and parse the body.
+    """
+
+    label: str
+    """The URL's pattern, for metrics: never anything that a client chose."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    def _engine(self, request: Request) -> Engine:
+        raise NotImplementedError
+
+    def _parse(self, request: Request, body: dict[str, object], info: ModelInfo) -> Call:
+        raise NotImplementedError
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request; nothing is raised but cancellation."""
+        try:
+            await self._serve(Request(scope), receive, send)
+        except ClientDisconnected:
+            return
+        except Exception as error:  # noqa: BLE001 - the edge: every error becomes a reply, the unexpected is logged
+            await response_for(error)(scope, receive, send)
+
+    async def _serve(self, request: Request, receive: Receive, send: Send) -> None:
+        if self._context.draining():
+            raise ShuttingDownError("The service is stopping and takes no new requests.")
+        # The model comes before the body: who asks for a model that is not here need not send a right body.
+        engine = self._engine(request)
+        settings = self._context.settings
+        raw = await read_body(
+            request.headers, receive, max_bytes=settings.max_body_bytes, timeout_s=settings.body_timeout_s
+        )
+        call = await parse_body(raw, lambda body: self._parse(request, body, engine.info))
+        self._count(call.ignored)
+        await while_connected(receive, answer(engine, call, send))
+
+    def _count(self, ignored: Ignored) -> None:
+        if ignored.count:
+            IGNORED_FIELDS.labels(self.label).inc(ignored.count)
+            _LOG.debug("%s: %d unknown fields ignored, such as %s", self.label, ignored.count, ignored.names)
+
+
+class NativeEndpoint(GenerationEndpoint):
+    """`POST /infer` and `POST /infer_token`."""
+
+    def __init__(self, context: Context, url: mindie.Url, label: str) -> None:
+        super().__init__(context)
+        self._url = url
+        self.label = label
+
+    def _engine(self, request: Request) -> Engine:
+        return self._context.default_engine()
+
+    def _parse(self, request: Request, body: dict[str, object], info: ModelInfo) -> Call:
+        limit = self._context.settings.max_infer_text_chars
+        return mindie.parse(self._url, body, info, max_text_chars=limit, request_id=_new_request_id())
+
+
+class GenerateEndpoint(GenerationEndpoint):
+    """`POST /v2/models/{m}[/versions/{v}]/generate` and `/generate_stream`."""
+
+    def __init__(self, context: Context, label: str, *, stream: bool) -> None:
+        super().__init__(context)
+        self._stream = stream
+        self.label = label
+
+    def _engine(self, request: Request) -> Engine:
+        return self._context.engine(request.path_params["model"], request.path_params.get("version"))
+
+    def _parse(self, request: Request, body: dict[str, object], info: ModelInfo) -> Call:
+        return generate.parse(
+            body,
+            info,
+            model_name=request.path_params["model"],
+            stream=self._stream,
+            max_text_chars=self._context.settings.max_generate_text_chars,
+            request_id=_new_request_id(),
+        )
+
+
+def _new_request_id() -> str:
+    return uuid.uuid4().hex

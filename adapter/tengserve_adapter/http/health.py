@@ -1,0 +1,107 @@
+"""Health and metadata endpoints. Three questions, none of which waits for an engine's work.
+
+live: no engine has died. ready: at least one model is loaded, none is loading, nothing drains. Both answer 200 with
+an empty body, as Triton and MindIE do, or 503 with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from importlib.metadata import version as package_version
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tengserve_adapter.http.endpoints import Context
+from tengserve_adapter.http.errors import response_for
+from tengserve_adapter.protocols.health import model_metadata, server_metadata
+from tengserve_backend.errors import (
+    EngineFailedError,
+    ModelNotFoundError,
+    ModelNotReadyError,
+    ShuttingDownError,
+)
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+def _guarded(handler: Callable[[Request], Response]) -> Handler:
+    """The handler with its errors mapped, a dead engine's to 503: health is about the server, not about a request."""
+
+    async def guarded(request: Request) -> Response:
+        try:
+            return handler(request)
+        except EngineFailedError as error:
+            return response_for(ModelNotReadyError(error.message))
+        except Exception as error:  # noqa: BLE001 - the edge: every error becomes a reply, the unexpected is logged
+            return response_for(error)
+
+    return guarded
+
+
+class Health:
+    """The handlers, by name."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self.live = _guarded(self._live)
+        self.ready = _guarded(self._ready)
+        self.server = _guarded(self._server)
+        self.model = _guarded(self._model)
+        self.model_ready = _guarded(self._model_ready)
+
+    def _live(self, request: Request) -> Response:
+        for name, version in self._in_state("READY"):
+            self._check_engine(name, version)
+        return Response()
+
+    def _ready(self, request: Request) -> Response:
+        self._check_draining()
+        if loading := self._in_state("LOADING"):
+            raise ModelNotReadyError(f"Model {loading[0][0]} is loading.")
+        ready = self._in_state("READY")
+        if not ready:
+            reasons = [f"Model {status.name}: {status.reason}" for status in self._context.models.statuses()]
+            raise ModelNotReadyError(reasons[0] if reasons else "This server has no model.")
+        for name, version in ready:
+            self._check_engine(name, version)
+        return Response()
+
+    def _server(self, request: Request) -> Response:
+        return _json(server_metadata(self._context.settings.server_name, package_version("tengserve")))
+
+    def _model(self, request: Request) -> Response:
+        name: str = request.path_params["model"]
+        self._context.engine(name, request.path_params.get("version"))
+        return _json(model_metadata(name, [version for other, version in self._in_state("READY") if other == name]))
+
+    def _model_ready(self, request: Request) -> Response:
+        name: str = request.path_params["model"]
+        version: str | None = request.path_params.get("version")
+        self._context.engine(name, version)
+        self._check_draining()
+        self._check_engine(name, version)
+        return Response()
+
+    def _in_state(self, state: str) -> list[tuple[str, str]]:
+        return [
+            (status.name, status.version) for status in self._context.models.statuses() if status.state.value == state
+        ]
+
+    def _check_draining(self) -> None:
+        if self._context.draining():
+            raise ShuttingDownError("The service is stopping.")
+
+    def _check_engine(self, name: str, version: str | None) -> None:
+        try:
+            status = self._context.models.engine(name, version).status()
+        except (ModelNotFoundError, ModelNotReadyError):
+            # It was unloaded since its status was taken, which is no failure of an engine.
+            return
+        if not status.alive:
+            raise EngineFailedError(f"Model {name}: {status.failure or 'the engine has failed.'}")
+
+
+def _json(data: dict[str, object]) -> Response:
+    return Response(orjson.dumps(data), media_type="application/json")

@@ -1,0 +1,54 @@
+"""What the HTTP edge needs to know of the models: a part of tengserve_backend.repository.manager.ModelManager."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from typing import Protocol
+
+from tengserve_backend.engine.base import Engine
+
+
+class Status(Protocol):
+    """One version of one model."""
+
+    @property
+    def name(self) -> str:
+        """The model's name."""
+        ...
+
+    @property
+    def version(self) -> str:
+        """The version."""
+        ...
+
+    @property
+    def state(self) -> enum.Enum:
+        """Its value is "LOADING", "READY" or "UNAVAILABLE"."""
+        ...
+
+    @property
+    def reason(self) -> str:
+        """Why it is unavailable, in one sentence that a client may see."""
+        ...
+
+
+class Models(Protocol):
+    """The models of this server."""
+
+    def engine(self, name: str, version: str | None = None) -> Engine:
+        """The engine of a ready model.
+
+        Raises:
+            ModelNotFoundError: no such model or version.
+            ModelNotReadyError: it is there, and not ready.
+        """
+        ...
+
+    def statuses(self) -> Sequence[Status]:
+        """Every version of every model."""
+        ...
+
+    def default_name(self) -> str | None:
+        """The only model's name; None when there are several, or none."""
+        ...

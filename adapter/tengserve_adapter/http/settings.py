@@ -1,0 +1,27 @@
+"""Settings of the HTTP edge."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class HttpSettings:
+    """What the operator decides about HTTP.
+
+    Attributes:
+        default_model: the model that `/infer` and `/infer_token` serve, since their URLs name none; None takes the
+            only model there is.
+        max_body_bytes: a larger body is refused with 413.
+        max_infer_text_chars: characters of `inputs` (the documented 4 MB).
+        max_generate_text_chars: characters of `text_input` (the documented 16000).
+        body_timeout_s: a body that takes longer to arrive is refused with 408.
+        server_name: the name in `GET /v2`.
+    """
+
+    default_model: str | None = None
+    max_body_bytes: int = 40 * 1024 * 1024
+    max_infer_text_chars: int = 4194304
+    max_generate_text_chars: int = 16000
+    body_timeout_s: float = 300.0
+    server_name: str = "tengserve"
