@@ -1,0 +1,1 @@
+"""The device seam: everything above it sees plain torch."""

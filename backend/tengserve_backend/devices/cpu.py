@@ -1,0 +1,65 @@
+"""The CPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+import torch
+
+from tengserve_backend.execution.attention.portable import PortableAttention
+from tengserve_backend.execution.attention.tier import AttentionTier
+
+_CGROUP = Path("/sys/fs/cgroup")
+_CACHE_SHARE = 0.25
+
+
+class CpuDevice:
+    """See DeviceBackend."""
+
+    name = "cpu"
+    torch_device = torch.device("cpu")
+
+    def default_dtype(self, checkpoint: torch.dtype) -> torch.dtype:
+        """float32: exact everywhere. A half-precision dtype is the operator's choice."""
+        return torch.float32
+
+    def available_memory(self) -> int:
+        """Free memory of the machine or of the container, whichever is less."""
+        available = int(psutil.virtual_memory().available)
+        limit, used = _cgroup_number("memory.max"), _cgroup_number("memory.current")
+        if limit is not None and used is not None:
+            available = min(available, max(0, limit - used))
+        return available
+
+    def default_cache_memory(self) -> int:
+        """A quarter of what is available: other models and other programs live here too."""
+        return int(self.available_memory() * _CACHE_SHARE)
+
+    def default_batched_tokens(self) -> int:
+        """A prompt token costs about 1 ms on two cores, so this bounds a step at a tenth of a second or so."""
+        return 128
+
+    def attention_tier(self) -> AttentionTier:
+        """See DeviceBackend."""
+        return PortableAttention()
+
+    def bind_thread(self) -> None:
+        """Nothing to bind."""
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        """See DeviceBackend. torch's CPU allocator raises a plain RuntimeError."""
+        return isinstance(error, MemoryError) or (
+            isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
+        )
+
+    def release_memory(self) -> None:
+        """Nothing is cached."""
+
+
+def _cgroup_number(name: str) -> int | None:
+    """A control group's limit or use in bytes; None when there is none, or it says "max"."""
+    try:
+        return int((_CGROUP / name).read_text())
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,174 @@
+"""From a folder of Hugging Face files to a running engine."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tengserve_backend.devices.base import DeviceBackend
+from tengserve_backend.devices.select import select_device
+from tengserve_backend.engine.base import ModelInfo
+from tengserve_backend.engine.loop import EngineLoop
+from tengserve_backend.engine.native import ModelDefaults, NativeEngine
+from tengserve_backend.errors import ConfigurationError
+from tengserve_backend.execution.kv_tensors import LayerShape, PagedKVCache
+from tengserve_backend.execution.loader import (
+    DTYPES,
+    eos_token_ids,
+    load_config,
+    load_generation_config,
+    load_model,
+)
+from tengserve_backend.execution.runner import Runner
+from tengserve_backend.execution.selfcheck import check_packed_forward
+from tengserve_backend.generation import ModelLimits
+from tengserve_backend.kvcache.block_pool import BlockPool
+from tengserve_backend.repository.settings import ModelSettings
+from tengserve_backend.repository.source import ModelSource, Progress
+from tengserve_backend.scheduling.admission import Admission
+from tengserve_backend.scheduling.scheduler import Scheduler, SchedulerLimits
+from tengserve_backend.text.tokenizer import load_tokenizer
+
+_log = logging.getLogger(__name__)
+
+# What MindIE's ATB back end uses when neither the request nor the weights name one (api/infer_token.txt, top_k).
+_DEFAULT_TOP_K = 1000
+
+
+def load_engine(source: ModelSource, weights_dir: Path, progress: Progress) -> NativeEngine:
+    """Load the model and start its engine. Blocks until the first step would run.
+
+    Raises:
+        ConfigurationError: the settings, the weights and the machine do not fit; the message says what to change.
+    """
+    settings = source.settings
+    progress("reading the configuration", 0.0)
+    device = select_device(settings.device)
+    config = load_config(weights_dir)
+    text_config = config.get_text_config()
+    dtype = _dtype(settings, config, device)
+    progress("loading the tokenizer", 0.0)
+    tokenizer = load_tokenizer(weights_dir)
+    progress("loading the weights", 0.0)
+    model = load_model(weights_dir, config, dtype=dtype, device=device.torch_device)
+    progress("checking the packed forward", 0.0)
+    tier = device.attention_tier()
+    vocab_size = int(text_config.vocab_size)
+    shapes = check_packed_forward(model, tier, vocab_size=vocab_size, device=device.torch_device, dtype=dtype)
+    limits = _limits(settings, text_config)
+    pool = BlockPool(_total_blocks(settings, limits, shapes, tier.block_size, dtype, device), tier.block_size)
+    generation_config = load_generation_config(weights_dir, config)
+    eos_ids = eos_token_ids(generation_config)
+    runner = Runner(
+        model=model,
+        cache=PagedKVCache(
+            total_blocks=pool.total, block_size=pool.block_size, dtype=dtype, device=device.torch_device
+        ),
+        tier=tier,
+        device=device.torch_device,
+        eos_ids=eos_ids,
+    )
+    batched_tokens = settings.max_batched_tokens or max(device.default_batched_tokens(), settings.max_batch_size)
+    scheduler = Scheduler(
+        SchedulerLimits(
+            max_batched_tokens=batched_tokens,
+            max_running=settings.max_batch_size,
+            max_chunk_tokens=batched_tokens,
+        ),
+        pool,
+    )
+    admission = Admission(
+        max_requests=settings.max_batch_size + settings.max_waiting_requests,
+        max_waiting_tokens=settings.max_waiting_tokens,
+    )
+    info = ModelInfo(
+        name=source.name,
+        version=source.version,
+        architecture=type(model).__name__,
+        vocab_size=vocab_size,
+        limits=limits,
+        full_text_enabled=settings.full_text_enabled,
+        device=device.name,
+        dtype=str(dtype).removeprefix("torch."),
+        attention_tier=tier.name,
+    )
+    _log.info(
+        "model %s version %s: %s in %s on %s, attention %s, KV cache of %d blocks of %d tokens, %d tokens a step",
+        info.name,
+        info.version,
+        info.architecture,
+        info.dtype,
+        info.device,
+        tier.name,
+        pool.total,
+        pool.block_size,
+        batched_tokens,
+    )
+    progress("starting", 1.0)
+    return NativeEngine(
+        info=info,
+        defaults=ModelDefaults(top_k=_top_k(generation_config), eos_ids=frozenset(eos_ids)),
+        tokenizer=tokenizer,
+        loop=EngineLoop(name=source.name, scheduler=scheduler, runner=runner, device=device, admission=admission),
+        scheduler=scheduler,
+        pool=pool,
+        admission=admission,
+        release=device.release_memory,
+    )
+
+
+def _dtype(settings: ModelSettings, config: Any, device: DeviceBackend) -> torch.dtype:
+    if settings.dtype != "auto":
+        return DTYPES[settings.dtype]
+    stored = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
+    return device.default_dtype(stored)
+
+
+def _limits(settings: ModelSettings, text_config: Any) -> ModelLimits:
+    positions = getattr(text_config, "max_position_embeddings", None)
+    return ModelLimits(
+        max_seq_len=settings.max_seq_len,
+        max_input_len=settings.max_input_token_len,
+        max_iter_times=settings.max_iter_times,
+        max_position_embeddings=None if positions is None else int(positions),
+    )
+
+
+def _top_k(generation_config: Any) -> int:
+    """generation_config.json's own top_k where it has one; transformers' built-in 50 does not count as one."""
+    top_k = generation_config.to_diff_dict().get("top_k")
+    return _DEFAULT_TOP_K if top_k is None else int(top_k)
+
+
+def _total_blocks(
+    settings: ModelSettings,
+    limits: ModelLimits,
+    shapes: Mapping[int, LayerShape],
+    block_size: int,
+    dtype: torch.dtype,
+    device: DeviceBackend,
+) -> int:
+    """Blocks of the KV cache: what memory allows, and no more than full batches of full sequences could use."""
+    block_bytes = block_size * sum(shape.bytes_per_token(dtype) for shape in shapes.values())
+    budget = settings.kv_cache_memory
+    if budget.bytes is not None:
+        memory = budget.bytes
+    elif budget.fraction is not None:
+        memory = int(device.available_memory() * budget.fraction)
+    else:
+        memory = device.default_cache_memory()
+    longest = limits.max_seq_len
+    if limits.max_position_embeddings is not None:
+        longest = min(longest, limits.max_position_embeddings + 1)
+    full_sequence = -(-longest // block_size)
+    total = min(memory // block_bytes, settings.max_batch_size * full_sequence)
+    if total < 1:
+        raise ConfigurationError(
+            f"the KV cache would have {memory} bytes, but one block of {block_size} tokens needs {block_bytes}; "
+            "raise kvCacheMemory"
+        )
+    return int(total)

@@ -1,0 +1,312 @@
+"""The engine's thread: the only code that touches scheduler, runner and device.
+
+It lives on messages: submissions and aborts come in through a queue, outputs leave through the outbox. Each turn it
+takes what came in, ends what is past its deadline, runs one step and sends the results.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from tengserve_backend.devices.base import DeviceBackend
+from tengserve_backend.engine.answer import Answer
+from tengserve_backend.engine.handle import GenerationHandle
+from tengserve_backend.engine.outbox import Outbox
+from tengserve_backend.errors import (
+    DeadlineExceededError,
+    EngineFailedError,
+    GenerationFailedError,
+    RequestAbortedError,
+    TengserveError,
+)
+from tengserve_backend.generation import Finish, ResolvedSampling, TokenEvent
+from tengserve_backend.scheduling.admission import Admission
+from tengserve_backend.scheduling.scheduler import Scheduler
+from tengserve_backend.scheduling.sequence import Sequence
+from tengserve_backend.scheduling.step import Step
+
+_log = logging.getLogger(__name__)
+
+# Steps in a row that may fail before the engine counts as broken.
+_MAX_FAILED_STEPS = 3
+_JOIN_TIMEOUT_S = 60.0
+
+
+class StepRunner(Protocol):
+    """What the loop needs of execution.runner.Runner."""
+
+    def admit(self, seq_id: int, *, prompt_ids: list[int], sampling: ResolvedSampling, min_new_tokens: int) -> None:
+        """Announce a sequence."""
+        ...
+
+    def release(self, seq_id: int) -> None:
+        """Forget a sequence."""
+        ...
+
+    def run(self, step: Step) -> Mapping[int, int | None]:
+        """Compute a step."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """A request inside the engine.
+
+    Attributes:
+        sequence: what the scheduler sees.
+        handle: where its outputs go.
+        answer: its text and end.
+        sampling, min_new_tokens: what the runner needs.
+        submitted, deadline: seconds of time.monotonic().
+        last_token: when the token before came; the submission before the first.
+        started: its prompt does not count as waiting any more.
+    """
+
+    sequence: Sequence
+    handle: GenerationHandle
+    answer: Answer
+    sampling: ResolvedSampling
+    min_new_tokens: int
+    submitted: float
+    deadline: float
+    last_token: float
+    started: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Submit:
+    job: Job
+
+
+@dataclass(frozen=True, slots=True)
+class _Abort:
+    seq_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Stop:
+    pass
+
+
+class EngineLoop:
+    """One model's loop. `start` and `stop` belong to its owner; `submit` and `abort` may come from any thread.
+
+    Args:
+        name: of the model, for the thread and the log.
+        scheduler, runner, device: owned by the loop's thread from `start` on.
+        admission: told when a prompt starts and when a request leaves.
+        now: a monotonic clock in seconds.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        scheduler: Scheduler,
+        runner: StepRunner,
+        device: DeviceBackend,
+        admission: Admission,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._name = name
+        self._scheduler = scheduler
+        self._runner = runner
+        self._device = device
+        self._admission = admission
+        self._now = now
+        self._inbox: queue.SimpleQueue[_Submit | _Abort | _Stop] = queue.SimpleQueue()
+        self._outbox = Outbox()
+        self._jobs: dict[int, Job] = {}
+        self._stopping = False
+        self._ending = threading.Lock()
+        self._ended: TengserveError | None = None
+        self._failed_steps = 0
+        self._thread = threading.Thread(target=self._run, name=f"engine-{name}", daemon=True)
+        self._busy_since: float | None = None
+        self.failure: str | None = None
+        self.prompt_tokens = 0
+        self.generated_tokens = 0
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def submit(self, job: Job) -> None:
+        """Queue a request that admission let in.
+
+        Raises:
+            EngineFailedError, RequestAbortedError: the loop has ended, so nobody would answer.
+        """
+        with self._ending:
+            if self._ended is not None:
+                raise self._ended
+            self._inbox.put(_Submit(job))
+
+    def abort(self, seq_id: int) -> None:
+        """End a request; harmless when it has ended."""
+        self._inbox.put(_Abort(seq_id))
+
+    def stop(self) -> None:
+        """End every request and the thread; returns when it has ended."""
+        self._inbox.put(_Stop())
+        if self._thread.ident is not None:
+            self._thread.join(_JOIN_TIMEOUT_S)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread runs and has not failed."""
+        return self._thread.is_alive() and self.failure is None
+
+    @property
+    def seconds_since_step(self) -> float:
+        """How long the step that runs now has taken, or 0.0 when there is nothing to do."""
+        since = self._busy_since
+        return 0.0 if since is None else max(0.0, self._now() - since)
+
+    def _run(self) -> None:
+        try:
+            self._device.bind_thread()
+            while not self._stopping:
+                self._receive()
+                self._expire()
+                self._step()
+                self._outbox.send()
+        except BaseException as error:  # noqa: BLE001  # the thread's last line: whatever it was, waiters must hear of it
+            self.failure = f"The engine of model {self._name} failed ({type(error).__name__})."
+            _log.critical("%s", self.failure, exc_info=error)
+            self._end_all(EngineFailedError(self.failure))
+        else:
+            self._end_all(RequestAbortedError("The model is being unloaded."))
+
+    def _receive(self) -> None:
+        """Take every message; wait for one only when there is nothing to compute."""
+        if not self._scheduler.has_work:
+            self._busy_since = None
+            self._handle(self._inbox.get())
+        while True:
+            try:
+                message = self._inbox.get_nowait()
+            except queue.Empty:
+                break
+            self._handle(message)
+        if self._scheduler.has_work:
+            self._busy_since = self._now()
+
+    def _handle(self, message: _Submit | _Abort | _Stop) -> None:
+        if isinstance(message, _Submit):
+            job = message.job
+            self._jobs[job.sequence.seq_id] = job
+            self._runner.admit(
+                job.sequence.seq_id,
+                prompt_ids=job.sequence.token_ids[: job.sequence.prompt_len],
+                sampling=job.sampling,
+                min_new_tokens=job.min_new_tokens,
+            )
+            self._scheduler.add(job.sequence)
+        elif isinstance(message, _Abort):
+            aborted = self._jobs.get(message.seq_id)
+            if aborted is not None:
+                self._remove(aborted)
+        else:
+            self._stopping = True
+
+    def _expire(self) -> None:
+        now = self._now()
+        for job in [job for job in self._jobs.values() if now >= job.deadline]:
+            self._fail(job, DeadlineExceededError("The request did not finish within its timeout."))
+
+    def _step(self) -> None:
+        if self._stopping:
+            return
+        step = self._scheduler.schedule()
+        if step is None:
+            return
+        for part in step.sequences:
+            self._started(self._jobs[part.seq_id])
+        try:
+            tokens = self._runner.run(step)
+        except Exception as error:
+            # What a model raises is not ours to list. The step's requests fail; the others, waiting, go on.
+            self._failed_steps += 1
+            if self._failed_steps >= _MAX_FAILED_STEPS:
+                raise
+            _log.error("a step of model %s failed", self._name, exc_info=error)
+            for part in step.sequences:
+                self._fail(
+                    self._jobs[part.seq_id], GenerationFailedError("The model failed while it ran this request.")
+                )
+            return
+        self._failed_steps = 0
+        self._scheduler.apply(step, {seq_id: token for seq_id, token in tokens.items() if token is not None})
+        now = self._now()
+        for seq_id, token in tokens.items():
+            job = self._jobs[seq_id]
+            if token is None:
+                self._fail(job, GenerationFailedError("The model gave no finite scores for this request."))
+            else:
+                self._progress(job, token, now)
+
+    def _started(self, job: Job) -> None:
+        if not job.started:
+            job.started = True
+            self.prompt_tokens += job.sequence.prompt_len
+            self._admission.start(job.sequence.prompt_len)
+
+    def _progress(self, job: Job, token: int, now: float) -> None:
+        progressed = job.answer.push(token)
+        self.generated_tokens += 1
+        finish = None
+        if progressed.reason is not None:
+            finish = Finish(
+                reason=progressed.reason,
+                prompt_tokens=job.sequence.prompt_len,
+                generated_tokens=job.answer.generated_tokens,
+                seed=job.sampling.seed,
+            )
+        latency_ms = (now - job.last_token) * 1000.0
+        job.last_token = now
+        self._outbox.put(job.handle, TokenEvent(token, progressed.text, latency_ms, finish))
+        if finish is not None:
+            self._remove(job)
+
+    def _fail(self, job: Job, error: TengserveError) -> None:
+        self._outbox.put(job.handle, error)
+        self._remove(job)
+
+    def _remove(self, job: Job) -> None:
+        seq_id = job.sequence.seq_id
+        del self._jobs[seq_id]
+        self._scheduler.remove(job.sequence)
+        self._runner.release(seq_id)
+        if not job.started:
+            self._admission.start(job.sequence.prompt_len)
+        self._admission.leave()
+        if not self._jobs:
+            self._scheduler.check()
+
+    def _end_all(self, error: TengserveError) -> None:
+        """Close the door and end everybody inside, those whose submission is still on its way too."""
+        self._admission.close()
+        with self._ending:
+            self._ended = error
+        self._busy_since = None
+        while True:
+            try:
+                message = self._inbox.get_nowait()
+            except queue.Empty:
+                break
+            if isinstance(message, _Submit):
+                self._jobs[message.job.sequence.seq_id] = message.job
+        for job in self._jobs.values():
+            self._outbox.put(job.handle, error)
+            if not job.started:
+                self._admission.start(job.sequence.prompt_len)
+            self._admission.leave()
+        self._jobs.clear()
+        self._outbox.send()

@@ -1,0 +1,214 @@
+"""The native engine: the embedded default behind the Engine protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from tengserve_backend.engine.answer import Answer
+from tengserve_backend.engine.base import EngineStatus, ModelInfo
+from tengserve_backend.engine.handle import GenerationHandle
+from tengserve_backend.engine.loop import EngineLoop, Job
+from tengserve_backend.errors import (
+    DeadlineExceededError,
+    EngineFailedError,
+    InvalidRequestError,
+    InvalidTokenIdError,
+    PromptTooLongError,
+)
+from tengserve_backend.generation import GenerationRequest
+from tengserve_backend.kvcache.block_pool import BlockPool
+from tengserve_backend.scheduling.admission import Admission
+from tengserve_backend.scheduling.scheduler import Scheduler
+from tengserve_backend.scheduling.sequence import Sequence as ScheduledSequence
+from tengserve_backend.text.tokenizer import Tokenizer
+
+# Tokenizing this much takes well under a millisecond; longer texts go to a thread.
+_INLINE_CHARACTERS = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDefaults:
+    """What the model's own files say about generation.
+
+    Attributes:
+        top_k: for requests that sample and do not say; 0 is no limit.
+        eos_ids: tokens that end an answer.
+    """
+
+    top_k: int
+    eos_ids: frozenset[int]
+
+
+class NativeEngine:
+    """See engine.base.Engine.
+
+    Args:
+        info: the model.
+        defaults: the model's own generation defaults.
+        tokenizer: safe to call from several threads.
+        loop, scheduler, pool, admission: the parts that it joins; it starts and stops the loop.
+        release: called once the loop has ended, to give the model's memory back.
+    """
+
+    def __init__(
+        self,
+        *,
+        info: ModelInfo,
+        defaults: ModelDefaults,
+        tokenizer: Tokenizer,
+        loop: EngineLoop,
+        scheduler: Scheduler,
+        pool: BlockPool,
+        admission: Admission,
+        release: Callable[[], None],
+    ) -> None:
+        self._info = info
+        self._defaults = defaults
+        self._tokenizer = tokenizer
+        self._loop = loop
+        self._scheduler = scheduler
+        self._pool = pool
+        self._admission = admission
+        self._release = release
+        self._counter = itertools.count()
+        # One thread: a second would only take the core that the model computes on.
+        self._tokenizing = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"tokenize-{info.name}")
+        loop.start()
+
+    @property
+    def info(self) -> ModelInfo:
+        """See Engine."""
+        return self._info
+
+    async def submit(self, request: GenerationRequest) -> GenerationHandle:
+        """See Engine."""
+        if not self._loop.alive and self._loop.failure is not None:
+            raise EngineFailedError(self._loop.failure)
+        submitted = time.monotonic()
+        self._admission.enter()
+        try:
+            prompt_ids = await self._prompt_ids(request)
+            self._check_prompt(request, prompt_ids)
+            self._admission.add_waiting_tokens(len(prompt_ids))
+            try:
+                job = self._job(request, prompt_ids, submitted)
+                self._loop.submit(job)
+            except BaseException:
+                self._admission.start(len(prompt_ids))
+                raise
+        except BaseException:
+            self._admission.leave()
+            raise
+        return job.handle
+
+    def status(self) -> EngineStatus:
+        """See Engine."""
+        return EngineStatus(
+            alive=self._loop.alive,
+            failure=self._loop.failure,
+            waiting_requests=max(0, self._admission.requests - self._scheduler.running),
+            waiting_tokens=self._admission.waiting_tokens,
+            running_requests=self._scheduler.running,
+            seconds_since_step=self._loop.seconds_since_step,
+            total_blocks=self._pool.total,
+            free_blocks=self._pool.free,
+            block_size=self._pool.block_size,
+            steps=self._scheduler.steps,
+            prompt_tokens=self._loop.prompt_tokens,
+            generated_tokens=self._loop.generated_tokens,
+            preemptions=self._scheduler.preemptions,
+        )
+
+    async def drain(self, timeout_s: float) -> bool:
+        """See Engine."""
+        self._admission.close()
+        return await asyncio.to_thread(self._admission.wait_empty, timeout_s)
+
+    def stop(self) -> None:
+        """See Engine."""
+        self._admission.close()
+        self._loop.stop()
+        self._tokenizing.shutdown(wait=True, cancel_futures=True)
+        self._release()
+
+    async def _prompt_ids(self, request: GenerationRequest) -> list[int]:
+        if not isinstance(request.prompt, str):
+            return list(request.prompt)
+        if len(request.prompt) <= _INLINE_CHARACTERS:
+            return self._tokenizer.encode(request.prompt)
+        running = asyncio.get_running_loop()
+        encoding = running.run_in_executor(self._tokenizing, self._tokenizer.encode, request.prompt)
+        try:
+            return await asyncio.wait_for(encoding, request.timeout_s)
+        except TimeoutError:
+            raise DeadlineExceededError("The request did not finish within its timeout.") from None
+
+    def _check_prompt(self, request: GenerationRequest, prompt_ids: list[int]) -> None:
+        """What only the model can tell about a prompt."""
+        if not prompt_ids:
+            raise InvalidRequestError("The prompt must have at least one token, got none.", field="prompt")
+        limit = self._info.limits.max_prompt_tokens
+        if request.max_prompt_tokens is not None:
+            limit = min(limit, request.max_prompt_tokens)
+        if len(prompt_ids) > limit:
+            raise PromptTooLongError(
+                f"This model's maximum input ids length cannot be greater than {limit}, "
+                f"the input ids length is {len(prompt_ids)}",
+                field="prompt",
+            )
+        vocab_size = self._info.vocab_size
+        for index, token_id in enumerate(prompt_ids):
+            if not 0 <= token_id < vocab_size:
+                raise InvalidTokenIdError(
+                    f"Token id {token_id} at index {index} is outside the vocabulary of {vocab_size} tokens.",
+                    field="prompt",
+                )
+        needed = self._pool.blocks_for(len(prompt_ids) + self._max_tokens(request, len(prompt_ids)))
+        if needed > self._pool.total:
+            raise PromptTooLongError(
+                f"The prompt of {len(prompt_ids)} tokens and its answer need {needed} blocks of the KV cache, "
+                f"which has {self._pool.total}.",
+                field="prompt",
+            )
+
+    def _max_tokens(self, request: GenerationRequest, prompt_tokens: int) -> int:
+        return self._info.limits.max_output_tokens(prompt_tokens, request.max_new_tokens)
+
+    def _job(self, request: GenerationRequest, prompt_ids: list[int], submitted: float) -> Job:
+        seq_id = next(self._counter)
+        max_tokens = self._max_tokens(request, len(prompt_ids))
+
+        def decode(token_ids: Sequence[int]) -> str:
+            return self._tokenizer.decode(token_ids, skip_special_tokens=request.skip_special_tokens)
+
+        return Job(
+            sequence=ScheduledSequence(
+                seq_id=seq_id,
+                priority=request.priority,
+                arrival=seq_id,
+                prompt_len=len(prompt_ids),
+                token_ids=prompt_ids,
+            ),
+            handle=GenerationHandle(
+                request.request_id,
+                len(prompt_ids),
+                asyncio.get_running_loop(),
+                lambda: self._loop.abort(seq_id),
+            ),
+            answer=Answer(request, decode=decode, eos_ids=self._defaults.eos_ids, max_tokens=max_tokens),
+            sampling=request.sampling.resolve(
+                default_top_k=self._defaults.top_k,
+                vocab_size=self._info.vocab_size,
+                drawn_seed=secrets.randbelow(2**32 - 1) + 1,
+            ),
+            min_new_tokens=min(request.min_new_tokens, max_tokens),
+            submitted=submitted,
+            deadline=submitted + request.timeout_s,
+            last_token=submitted,
+        )

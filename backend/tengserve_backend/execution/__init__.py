@@ -1,0 +1,1 @@
+"""Running a step: model loading, packed batches, attention over pages, sampling."""

@@ -1,0 +1,84 @@
+"""The KV cache as tensors: per layer one of keys and one of values, a slot a token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """What one attention layer keeps for a token; seen at its first call, for configurations do not always tell.
+
+    Attributes:
+        heads: key and value heads.
+        key_dim, value_dim: elements a head; they may differ.
+    """
+
+    heads: int
+    key_dim: int
+    value_dim: int
+
+    def bytes_per_token(self, dtype: torch.dtype) -> int:
+        """Cache memory of one token."""
+        return self.heads * (self.key_dim + self.value_dim) * dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCache:
+    """One layer's pages.
+
+    Attributes:
+        keys: [slots, heads, key_dim].
+        values: [slots, heads, value_dim].
+    """
+
+    keys: torch.Tensor
+    values: torch.Tensor
+
+
+class PagedKVCache:
+    """Pages of all layers. Block b holds slots b * block_size to (b + 1) * block_size - 1.
+
+    Memory of a layer is reserved at its first use, and touched by the system as slots fill.
+
+    Args:
+        total_blocks, block_size: as in the BlockPool whose numbers are used here.
+        dtype, device: of the tensors.
+    """
+
+    def __init__(self, *, total_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.block_size = block_size
+        self._slots = total_blocks * block_size
+        self._dtype = dtype
+        self._device = device
+        self._layers: dict[int, LayerCache] = {}
+
+    @property
+    def shapes(self) -> dict[int, LayerShape]:
+        """Layers seen so far, by index."""
+        return {
+            index: LayerShape(layer.keys.shape[1], layer.keys.shape[2], layer.values.shape[2])
+            for index, layer in self._layers.items()
+        }
+
+    def write(self, layer_idx: int, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> LayerCache:
+        """Store new tokens and return the layer's pages.
+
+        Args:
+            layer_idx: the layer.
+            slots: int64 [T].
+            key: [T, heads, key_dim].
+            value: [T, heads, value_dim].
+        """
+        layer = self._layers.get(layer_idx)
+        if layer is None:
+            layer = LayerCache(self._empty(key), self._empty(value))
+            self._layers[layer_idx] = layer
+        layer.keys.index_copy_(0, slots, key.to(self._dtype))
+        layer.values.index_copy_(0, slots, value.to(self._dtype))
+        return layer
+
+    def _empty(self, sample: torch.Tensor) -> torch.Tensor:
+        return torch.empty((self._slots, *sample.shape[1:]), dtype=self._dtype, device=self._device)

@@ -1,0 +1,1 @@
+"""Which block of the KV cache belongs to whom: integers only."""

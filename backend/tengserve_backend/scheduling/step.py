@@ -1,0 +1,42 @@
+"""What one step of the model is to compute: plain data, made by the scheduler and read by the runner."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledSequence:
+    """One sequence's part in a step.
+
+    Attributes:
+        seq_id: which sequence.
+        start: position of the first token of this part; the tokens before it are in the cache.
+        token_ids: the tokens to compute, at positions start, start + 1, ...
+        blocks: cache blocks that cover positions 0 .. start + len(token_ids) - 1.
+        samples: the last token is the last one known, so the step chooses the next one.
+    """
+
+    seq_id: int
+    start: int
+    token_ids: tuple[int, ...]
+    blocks: tuple[int, ...]
+    samples: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One forward of the model over the parts of several sequences, packed.
+
+    Attributes:
+        number: counts from 0.
+        sequences: never empty, each sequence at most once.
+    """
+
+    number: int
+    sequences: tuple[ScheduledSequence, ...]
+
+    @property
+    def total_tokens(self) -> int:
+        """Tokens that the step computes."""
+        return sum(len(part.token_ids) for part in self.sequences)
