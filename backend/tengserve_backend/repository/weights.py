@@ -2,15 +2,128 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import importlib.util
+import json
+import os
+import re
+from pathlib import Path, PurePosixPath
+from typing import Any
 
+from tengserve_backend.errors import ConfigurationError
+from tengserve_backend.repository.gguf_cache import cache_root, converted
 from tengserve_backend.repository.source import ModelSource, Progress
+
+_PACKAGE = "package:"
+_PACKAGE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}", re.ASCII)
+_INDEX = "model.safetensors.index.json"
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+_MAX_HEADER_BYTES = 100_000_000
+"""The limit of the safetensors format itself."""
 
 
 def resolve_weights(source: ModelSource, progress: Progress) -> Path:
     """The folder with the files that transformers loads: config.json, tokenizer files and safetensors.
 
+    A GGUF file is converted first, or found in the weights cache.
+
     Raises:
-        ConfigurationError: there is no such folder or file, or it holds no weights that we load.
+        ConfigurationError: there is no such folder or file, it holds no weights that we load, or they are damaged. The
+            message names the model's config.pbtxt, whose `weights` has the path.
     """
-    return source.version_dir / source.settings.weights
+    try:
+        place = _locate(source)
+        if place.is_dir():
+            _check_folder(place)
+            return place
+        if not place.exists():
+            raise ConfigurationError("there is no such folder or file")
+        if place.suffix.lower() != ".gguf":
+            raise ConfigurationError("the file must be a .gguf file; other formats are served as a folder")
+        # Imported here because it brings torch, which nobody needs who only checks a repository.
+        from tengserve_backend.execution.gguf import convert_gguf
+
+        return converted(place, cache_root(), convert_gguf, progress)
+    except ConfigurationError as error:
+        raise ConfigurationError(
+            f"parameter weights: {error.message}", file=f"{source.name}/config.pbtxt"
+        ) from error.__cause__
+
+
+def _locate(source: ModelSource) -> Path:
+    """The path that `weights` means; it may not exist."""
+    weights = source.settings.weights
+    if not weights.startswith(_PACKAGE):
+        return source.version_dir / Path(weights).expanduser()
+    name, _, inside = weights.removeprefix(_PACKAGE).partition("/")
+    if not _PACKAGE_NAME.fullmatch(name) or not inside:
+        raise ConfigurationError("a file in a package must be given as package:NAME/FILE")
+    spec = importlib.util.find_spec(name)  # Finds a top-level package without importing it.
+    if spec is None:
+        raise ConfigurationError(f'the Python package "{name}" is not installed')
+    path = PurePosixPath(inside)
+    if path.is_absolute() or ".." in path.parts:
+        raise ConfigurationError('a file in a package must be named without ".."')
+    for folder in spec.submodule_search_locations or ():
+        if (found := Path(folder, path)).exists():
+            return found
+    raise ConfigurationError(f'the Python package "{name}" has no such file')
+
+
+def _check_folder(folder: Path) -> None:
+    """Find out now, in a sentence, what transformers would find out later in a page."""
+    try:
+        names = {entry.name for entry in folder.iterdir()}
+    except OSError as error:
+        raise ConfigurationError(f"the folder cannot be read ({error.strerror})") from error
+    shards = {name for name in names if name.endswith(".safetensors")}
+    if _INDEX in names:
+        shards = _shards(folder / _INDEX)
+    if not shards:
+        if any(name.endswith(_PICKLES) for name in names):
+            raise ConfigurationError(
+                "the folder has only pickled weights, which can run code when they are loaded: "
+                "convert them to safetensors"
+            )
+        if any(name.lower().endswith(".gguf") for name in names):
+            raise ConfigurationError("the folder has no safetensors; to serve its GGUF file, name that file")
+        raise ConfigurationError("the folder has no .safetensors file")
+    for shard in sorted(shards):
+        if shard not in names:
+            raise ConfigurationError(f"{shard}, which {_INDEX} names, is missing")
+        _check_safetensors(folder / shard)
+    if "config.json" not in names:
+        raise ConfigurationError("the folder has no config.json")
+    if not any(name.startswith(("tokenizer", "vocab")) or name.endswith(".tiktoken") for name in names):
+        raise ConfigurationError("the folder has no tokenizer files")
+
+
+def _shards(index: Path) -> set[str]:
+    try:
+        shards = set(json.loads(index.read_bytes())["weight_map"].values())
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ConfigurationError(f"{_INDEX} cannot be read as an index of weights") from error
+    if not all(isinstance(shard, str) and shard == os.path.basename(shard) for shard in shards):
+        raise ConfigurationError(f"{_INDEX} names files outside the folder")
+    return shards
+
+
+def _check_safetensors(file: Path) -> None:
+    """Compare a file's length with what its header promises: it tells a broken download without reading the weights."""
+    try:
+        with file.open("rb") as stream:
+            actual = os.fstat(stream.fileno()).st_size
+            header_bytes = int.from_bytes(stream.read(8), "little")
+            if actual < 8 or header_bytes > min(_MAX_HEADER_BYTES, actual - 8):
+                raise ValueError
+            header: dict[str, Any] = json.loads(stream.read(header_bytes))
+        data_bytes = max(
+            (tensor["data_offsets"][1] for name, tensor in header.items() if name != "__metadata__"), default=0
+        )
+        if actual != 8 + header_bytes + data_bytes:
+            raise ValueError
+    except OSError as error:
+        raise ConfigurationError(f"{file.name} cannot be read ({error.strerror})") from error
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+        raise ConfigurationError(
+            f"{file.name} is no safetensors file, or is incomplete: copy or download it again"
+        ) from error
