@@ -11,11 +11,11 @@ import torch
 
 from tengserve_backend.devices.base import DeviceBackend
 from tengserve_backend.devices.select import select_device
+from tengserve_backend.engine.assembly import Capacity, assemble
 from tengserve_backend.engine.base import ModelInfo
-from tengserve_backend.engine.loop import EngineLoop
 from tengserve_backend.engine.native import ModelDefaults, NativeEngine
 from tengserve_backend.errors import ConfigurationError
-from tengserve_backend.execution.kv_tensors import LayerShape, PagedKVCache
+from tengserve_backend.execution.kv_tensors import LayerShape
 from tengserve_backend.execution.loader import (
     DTYPES,
     eos_token_ids,
@@ -23,14 +23,11 @@ from tengserve_backend.execution.loader import (
     load_generation_config,
     load_model,
 )
-from tengserve_backend.execution.runner import Runner
 from tengserve_backend.execution.selfcheck import check_packed_forward
 from tengserve_backend.generation import ModelLimits
-from tengserve_backend.kvcache.block_pool import BlockPool
 from tengserve_backend.repository.settings import ModelSettings
 from tengserve_backend.repository.source import ModelSource, Progress
-from tengserve_backend.scheduling.admission import Admission
-from tengserve_backend.scheduling.scheduler import Scheduler, SchedulerLimits
+from tengserve_backend.scheduling.scheduler import SchedulerLimits
 from tengserve_backend.text.tokenizer import load_tokenizer
 
 _log = logging.getLogger(__name__)
@@ -60,31 +57,9 @@ def load_engine(source: ModelSource, weights_dir: Path, progress: Progress) -> N
     vocab_size = int(text_config.vocab_size)
     shapes = check_packed_forward(model, tier, vocab_size=vocab_size, device=device.torch_device, dtype=dtype)
     limits = _limits(settings, text_config)
-    pool = BlockPool(_total_blocks(settings, limits, shapes, tier.block_size, dtype, device), tier.block_size)
+    total_blocks = _total_blocks(settings, limits, shapes, tier.block_size, dtype, device)
     generation_config = load_generation_config(weights_dir, config)
-    eos_ids = eos_token_ids(generation_config)
-    runner = Runner(
-        model=model,
-        cache=PagedKVCache(
-            total_blocks=pool.total, block_size=pool.block_size, dtype=dtype, device=device.torch_device
-        ),
-        tier=tier,
-        device=device.torch_device,
-        eos_ids=eos_ids,
-    )
     batched_tokens = settings.max_batched_tokens or max(device.default_batched_tokens(), settings.max_batch_size)
-    scheduler = Scheduler(
-        SchedulerLimits(
-            max_batched_tokens=batched_tokens,
-            max_running=settings.max_batch_size,
-            max_chunk_tokens=batched_tokens,
-        ),
-        pool,
-    )
-    admission = Admission(
-        max_requests=settings.max_batch_size + settings.max_waiting_requests,
-        max_waiting_tokens=settings.max_waiting_tokens,
-    )
     info = ModelInfo(
         name=source.name,
         version=source.version,
@@ -104,20 +79,29 @@ def load_engine(source: ModelSource, weights_dir: Path, progress: Progress) -> N
         info.dtype,
         info.device,
         tier.name,
-        pool.total,
-        pool.block_size,
+        total_blocks,
+        tier.block_size,
         batched_tokens,
     )
     progress("starting", 1.0)
-    return NativeEngine(
+    return assemble(
+        model=model,
         info=info,
-        defaults=ModelDefaults(top_k=_top_k(generation_config), eos_ids=frozenset(eos_ids)),
+        defaults=ModelDefaults(top_k=_top_k(generation_config), eos_ids=frozenset(eos_token_ids(generation_config))),
         tokenizer=tokenizer,
-        loop=EngineLoop(name=source.name, scheduler=scheduler, runner=runner, device=device, admission=admission),
-        scheduler=scheduler,
-        pool=pool,
-        admission=admission,
-        release=device.release_memory,
+        device=device,
+        tier=tier,
+        dtype=dtype,
+        capacity=Capacity(
+            steps=SchedulerLimits(
+                max_batched_tokens=batched_tokens,
+                max_running=settings.max_batch_size,
+                max_chunk_tokens=batched_tokens,
+            ),
+            total_blocks=total_blocks,
+            max_waiting_requests=settings.max_waiting_requests,
+            max_waiting_tokens=settings.max_waiting_tokens,
+        ),
     )
 
 

@@ -1,0 +1,81 @@
+"""Joins the parts of a native engine around a model that is in memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tengserve_backend.devices.base import DeviceBackend
+from tengserve_backend.engine.base import ModelInfo
+from tengserve_backend.engine.loop import EngineLoop
+from tengserve_backend.engine.native import ModelDefaults, NativeEngine
+from tengserve_backend.execution.attention.tier import AttentionTier
+from tengserve_backend.execution.kv_tensors import PagedKVCache
+from tengserve_backend.execution.runner import Runner
+from tengserve_backend.kvcache.block_pool import BlockPool
+from tengserve_backend.scheduling.admission import Admission
+from tengserve_backend.scheduling.scheduler import Scheduler, SchedulerLimits
+from tengserve_backend.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """How much an engine holds.
+
+    Attributes:
+        steps: what one step may hold.
+        total_blocks: of the KV cache; their size is the attention tier's.
+        max_waiting_requests: requests that wait while `steps.max_running` others run.
+        max_waiting_tokens: prompt tokens that wait.
+    """
+
+    steps: SchedulerLimits
+    total_blocks: int
+    max_waiting_requests: int
+    max_waiting_tokens: int
+
+
+def assemble(
+    *,
+    model: Any,
+    info: ModelInfo,
+    defaults: ModelDefaults,
+    tokenizer: Tokenizer,
+    device: DeviceBackend,
+    tier: AttentionTier,
+    dtype: torch.dtype,
+    capacity: Capacity,
+) -> NativeEngine:
+    """An engine that runs. Its owner stops it.
+
+    Args:
+        model: called as transformers' causal language models are, its attention being our registry function.
+        dtype: of the KV cache.
+    """
+    pool = BlockPool(capacity.total_blocks, tier.block_size)
+    scheduler = Scheduler(capacity.steps, pool)
+    admission = Admission(
+        max_requests=capacity.steps.max_running + capacity.max_waiting_requests,
+        max_waiting_tokens=capacity.max_waiting_tokens,
+    )
+    runner = Runner(
+        model=model,
+        cache=PagedKVCache(
+            total_blocks=pool.total, block_size=pool.block_size, dtype=dtype, device=device.torch_device
+        ),
+        tier=tier,
+        device=device.torch_device,
+        eos_ids=sorted(defaults.eos_ids),
+    )
+    return NativeEngine(
+        info=info,
+        defaults=defaults,
+        tokenizer=tokenizer,
+        loop=EngineLoop(name=info.name, scheduler=scheduler, runner=runner, device=device, admission=admission),
+        scheduler=scheduler,
+        pool=pool,
+        admission=admission,
+        release=device.release_memory,
+    )
