@@ -35,8 +35,8 @@ _TAIL = """
 
 ## Shutdown
 
-On SIGTERM or SIGINT `/v2/health/ready` answers 503 at once. After `--pre-drain-delay-s` nothing new is admitted (503 with
-`Retry-After`), running answers get `--drain-timeout-s` to end, and what is left then ends with an error. Engines and
+On SIGTERM or SIGINT `/v2/health/ready` answers 503 at once, and so does every new request, with `Retry-After`. After
+`--pre-drain-delay-s` running answers get `--drain-timeout-s` to end; what is left then ends with an error. Engines and
 connections take at most some 15 seconds more: keep the sum below the pod's `terminationGracePeriodSeconds`.
 """
 

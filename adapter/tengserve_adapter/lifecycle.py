@@ -4,7 +4,7 @@
 signal, early ......... nothing is loaded: end at once, status 0
 listening, loading .... live, not ready; the load thread owns the loading
 ready ................. the first moment that every model can answer
-signal ................ not ready at once; after pre_drain_delay_s nothing is admitted; running answers end within
+signal ................ at once not ready and nothing admitted; after pre_drain_delay_s running answers get
                         drain_timeout_s, what is left is ended; engines stop; connections close; status 0
 second signal ......... end now, status 128 + signal
 load failure .......... with exit_on_error: status 1; else up, not ready
@@ -58,7 +58,7 @@ class Stop:
         reason: one sentence.
         exit_code: the process's status.
         drain_timeout_s: how long running answers may take.
-        delay_s: how long to wait before the drain, not ready.
+        delay_s: how long to wait before the drain.
     """
 
     reason: str
@@ -126,7 +126,7 @@ class Lifecycle:
         self._loading: Worker | None = None
 
     def draining(self) -> bool:
-        """Whether the server is on its way out: not ready, and soon nothing is admitted."""
+        """Whether the server is on its way out: not ready, and nothing is admitted."""
         return self._draining
 
     async def run(self, server: HttpServer, serving: Awaitable[None]) -> int:

@@ -13,9 +13,10 @@ import uvicorn
 from fastapi import FastAPI
 from prometheus_client import REGISTRY
 from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.responses import Response
 
 from tengserve_adapter.http.app import install
+from tengserve_adapter.http.errors import response_for
 from tengserve_adapter.kserve.repository import TengserveModelRepository, TengserveRepositoryExtension
 from tengserve_adapter.kserve.sdk import ModelServer, RESTServer, app
 from tengserve_adapter.lifecycle import CLOSE_TIMEOUT_S, Lifecycle
@@ -111,7 +112,7 @@ class TengserveServer(ModelServer):  # type: ignore[misc]  # kserve ships no typ
         REGISTRY.register(EngineCollector(self._models))
         RESTServer("", self.dataplane, self.model_repository_extension, self.http_port).create_application()
         # KServe's handler tells the client the exception's class and text.
-        app.add_exception_handler(Exception, _internal_error)
+        app.add_exception_handler(Exception, _unexpected)
         application: FastAPI = app
         return application
 
@@ -141,6 +142,5 @@ class _HttpServer(uvicorn.Server):
         yield
 
 
-async def _internal_error(_request: Request, _error: Exception) -> JSONResponse:
-    """The answer to a bug of ours; uvicorn logs its traceback."""
-    return JSONResponse({"error": "Internal server error; the server's log says more."}, status_code=500)
+async def _unexpected(_request: Request, error: Exception) -> Response:
+    return response_for(error)

@@ -119,8 +119,8 @@ class ServerSettings:
         maximum=_MAX_SECONDS,
     )
     pre_drain_delay_s: float = _setting(
-        "After SIGTERM, how long to wait, not ready, before the drain starts, in seconds: time for load balancers to"
-        " look elsewhere.",
+        "After SIGTERM, how long to stay up and answer new requests with 503 before the drain, in seconds: time for"
+        " load balancers to look elsewhere.",
         default=0.0,
         metavar="SECONDS",
         minimum=0,

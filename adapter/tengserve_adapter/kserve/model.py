@@ -40,8 +40,8 @@ class TengserveModel(Model):  # type: ignore[misc]  # kserve ships no type infor
     def stop(self) -> None:
         """Nothing: the lifecycle drains and stops every engine in its order."""
 
-    def engine(self, version: str | None = None) -> Engine:
-        """The engine of a version, or of the newest version that is ready.
+    def engine_of(self, version: str | None = None) -> Engine:
+        """The engine of a version, or of the newest version that is ready (`engine` is a flag of KServe's).
 
         Raises:
             ModelNotFoundError: no such version.
@@ -53,9 +53,9 @@ class TengserveModel(Model):  # type: ignore[misc]  # kserve ships no type infor
         """Queue a request; the caller reads the events and aborts what it no longer wants.
 
         Raises:
-            TengserveError: as `engine` and `Engine.submit` say.
+            TengserveError: as `engine_of` and `Engine.submit` say.
         """
-        return await self.engine(version).submit(request)
+        return await self.engine_of(version).submit(request)
 
     async def predict(self, payload: Any, headers: Any = None, response_headers: Any = None) -> NoReturn:
         """Refuse KServe's v1 predict and v2 infer, naming the route that works."""

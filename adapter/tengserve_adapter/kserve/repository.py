@@ -25,7 +25,7 @@ class TengserveModelRepository(ModelRepository):  # type: ignore[misc]  # kserve
             self.update(TengserveModel(name, models))
 
     def engine(self, name: str, version: str | None = None) -> Engine:
-        """The engine of a model, as `TengserveModel.engine` says.
+        """The engine of a model, as `TengserveModel.engine_of` says.
 
         Raises:
             ModelNotFoundError: no such model or version.
@@ -34,7 +34,7 @@ class TengserveModelRepository(ModelRepository):  # type: ignore[misc]  # kserve
         model: TengserveModel | None = self.get_model(name)
         if model is None:
             raise ModelNotFoundError(f'There is no model "{shown(name)}".', field="model")
-        return model.engine(version)
+        return model.engine_of(version)
 
     def statuses(self) -> tuple[ModelStatus, ...]:
         """Every version of every model."""

@@ -102,6 +102,10 @@ class RequestMetrics:
 
 
 def _route(scope: Scope) -> str:
+    # FastAPI tells the route itself; of Starlette's own routes, which ours are, only the endpoint is told.
     route: Any = scope.get("route")
+    endpoint = scope.get("endpoint")
+    if route is None and endpoint is not None:
+        route = next((one for one in scope["app"].routes if getattr(one, "endpoint", None) is endpoint), None)
     template = getattr(route, "path", None)
     return template if isinstance(template, str) and template else "other"
