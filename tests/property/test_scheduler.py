@@ -1,0 +1,81 @@
+"""Whatever arrives, ends and is cancelled: no block is lost, everybody is served, and preemption does not show."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tengserve_backend.kvcache.block_pool import BlockPool
+from tengserve_backend.scheduling.scheduler import Scheduler, SchedulerLimits
+from tengserve_backend.scheduling.sequence import Sequence
+
+requests = st.lists(
+    st.tuples(
+        st.integers(0, 12),  # arrives before this step
+        st.integers(1, 30),  # prompt tokens
+        st.integers(1, 12),  # output tokens
+        st.integers(1, 5),  # priority
+        st.one_of(st.none(), st.integers(0, 20)),  # cancelled before this step
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+def next_token(known: list[int]) -> int:
+    """A "model": depends on everything known."""
+    return (sum(known) * 31 + len(known)) % 1009
+
+
+@settings(max_examples=200, deadline=None)
+@given(requests, st.integers(4, 24), st.integers(1, 4), st.integers(1, 10), st.sampled_from([1, 3, 16]))
+def test_every_request_gets_its_tokens_and_every_block_comes_back(plan, budget, running, chunk, block_size) -> None:
+    longest = max(prompt + output for _, prompt, output, _, _ in plan)
+    pool = BlockPool(-(-longest // block_size), block_size)  # just enough for the largest one alone
+    scheduler = Scheduler(SchedulerLimits(budget, running, chunk), pool)
+    live: dict[int, tuple[Sequence, int]] = {}
+    finished: dict[int, list[int]] = {}
+    cancelled: set[int] = set()
+    for number in range(5000):
+        for seq_id, (arrives, prompt, output, priority, _) in enumerate(plan):
+            if arrives == number:
+                member = Sequence(seq_id, priority, seq_id, prompt, [seq_id * 7 + n for n in range(prompt)])
+                live[seq_id] = (member, prompt + output)
+                scheduler.add(member)
+        for seq_id, (arrives, *_, cancel) in enumerate(plan):
+            if cancel is not None and max(cancel, arrives) == number and seq_id in live:
+                scheduler.remove(live.pop(seq_id)[0])
+                cancelled.add(seq_id)
+        scheduler.check()
+        step = scheduler.schedule()
+        if step is None:
+            assert not live
+            if number > 20:
+                break
+            continue
+        assert step.total_tokens <= budget
+        assert scheduler.running <= running
+        tokens = {}
+        for part in step.sequences:
+            member, _ = live[part.seq_id]
+            assert part.start == member.computed
+            assert len(part.token_ids) <= chunk
+            assert part.token_ids == tuple(member.token_ids[part.start : part.start + len(part.token_ids)])
+            assert len(part.blocks) * block_size >= part.start + len(part.token_ids)
+            if part.samples:
+                tokens[part.seq_id] = next_token(member.token_ids)
+        scheduler.apply(step, tokens)
+        scheduler.check()
+        for seq_id in tokens:
+            member, total = live[seq_id]
+            if len(member.token_ids) == total:
+                finished[seq_id] = member.token_ids
+                scheduler.remove(live.pop(seq_id)[0])
+    else:
+        raise AssertionError("somebody was never served")
+    assert pool.free == pool.total
+    for seq_id, (_, prompt, output, _, _) in enumerate(plan):
+        if seq_id in cancelled:
+            continue
+        expected = [seq_id * 7 + n for n in range(prompt)]
+        for _ in range(output):
+            expected.append(next_token(expected))
+        assert finished[seq_id] == expected

@@ -1,0 +1,140 @@
+"""The scheduling rule, in integers."""
+
+import pytest
+
+from tengserve_backend.kvcache.block_pool import BlockPool
+from tengserve_backend.scheduling.scheduler import Scheduler, SchedulerLimits
+from tengserve_backend.scheduling.sequence import Sequence
+from tengserve_backend.scheduling.step import Step
+
+
+def make(
+    *, budget: int = 32, running: int = 4, chunk: int | None = None, blocks: int = 64, block_size: int = 4
+) -> Scheduler:
+    return Scheduler(SchedulerLimits(budget, running, chunk or budget), BlockPool(blocks, block_size))
+
+
+def sequence(seq_id: int, prompt: int, priority: int = 5) -> Sequence:
+    return Sequence(seq_id, priority, seq_id, prompt, list(range(100, 100 + prompt)))
+
+
+def parts(step: Step | None) -> dict[int, tuple[int, int, bool]]:
+    assert step is not None
+    return {part.seq_id: (part.start, len(part.token_ids), part.samples) for part in step.sequences}
+
+
+def run(scheduler: Scheduler) -> dict[int, tuple[int, int, bool]]:
+    """One step whose samples are token 7."""
+    step = scheduler.schedule()
+    assert step is not None
+    scheduler.apply(step, {part.seq_id: 7 for part in step.sequences if part.samples})
+    scheduler.check()
+    return parts(step)
+
+
+def test_a_prompt_runs_in_chunks_and_then_decodes():
+    scheduler = make(budget=8)
+    scheduler.add(sequence(0, 18))
+    assert [run(scheduler) for _ in range(4)] == [
+        {0: (0, 8, False)},
+        {0: (8, 8, False)},
+        {0: (16, 2, True)},
+        {0: (18, 1, True)},
+    ]
+
+
+def test_running_streams_come_before_prompt_chunks():
+    scheduler = make(budget=8)
+    for seq_id in (0, 1):
+        scheduler.add(sequence(seq_id, 2))
+    run(scheduler)
+    scheduler.add(sequence(2, 100))
+    for _ in range(3):
+        step = run(scheduler)
+        assert step[0][1:] == (1, True)
+        assert step[1][1:] == (1, True)
+        assert step[2][1:] == (6, False)
+
+
+def test_the_chunk_limit_holds_for_each_prompt():
+    scheduler = make(budget=32, chunk=7)
+    scheduler.add(sequence(0, 20))
+    scheduler.add(sequence(1, 20))
+    assert run(scheduler) == {0: (0, 7, False), 1: (0, 7, False)}
+
+
+def test_waiting_sequences_start_by_priority_then_arrival():
+    scheduler = make(running=1)
+    scheduler.add(sequence(0, 2, priority=5))
+    run(scheduler)
+    late_but_first = sequence(3, 2, priority=1)
+    for waiting in (sequence(1, 2, priority=5), sequence(2, 2, priority=3), late_but_first):
+        scheduler.add(waiting)
+    assert scheduler.waiting == 3
+    order = []
+    current = 0
+    for _ in range(3):
+        scheduler.remove(next(s for s in scheduler._running.values() if s.seq_id == current))
+        (current,) = run(scheduler)
+        order.append(current)
+    assert order == [3, 2, 1]
+
+
+def test_without_blocks_the_newest_gives_way_and_comes_back_unchanged():
+    scheduler = make(blocks=4, block_size=4)
+    old, new = sequence(0, 7), sequence(1, 7)
+    scheduler.add(old)
+    scheduler.add(new)
+    run(scheduler)  # both at 7 of 8 tokens, no block is free
+    run(scheduler)  # both at 8 of 8
+    assert run(scheduler) == {0: (8, 1, True)}
+    assert (scheduler.preemptions, scheduler.running, scheduler.waiting) == (1, 1, 1)
+    assert new.blocks == []
+    known = list(new.token_ids)
+    scheduler.remove(old)
+    assert run(scheduler) == {1: (0, len(known), True)}
+    assert new.token_ids == [*known, 7]
+
+
+def test_a_low_priority_sequence_gives_way_even_if_it_is_older():
+    scheduler = make(blocks=4, block_size=4)
+    scheduler.add(sequence(0, 7, priority=5))
+    scheduler.add(sequence(1, 7, priority=1))
+    run(scheduler)
+    run(scheduler)
+    assert run(scheduler) == {1: (8, 1, True)}
+
+
+def test_removing_in_every_state_gives_the_blocks_back():
+    scheduler = make(budget=4, running=2)
+    decoding, prefilling, waiting = sequence(0, 2), sequence(1, 30), sequence(2, 2)
+    scheduler.add(decoding)
+    run(scheduler)
+    scheduler.add(prefilling)
+    scheduler.add(waiting)
+    run(scheduler)
+    assert (scheduler.running, scheduler.waiting) == (2, 1)
+    for member in (waiting, prefilling, decoding):
+        scheduler.remove(member)
+        scheduler.check()
+    assert not scheduler.has_work
+    assert scheduler.schedule() is None
+    assert scheduler._pool.free == scheduler._pool.total
+
+
+def test_a_result_for_a_sequence_removed_meanwhile_is_dropped():
+    scheduler = make()
+    first, second = sequence(0, 2), sequence(1, 2)
+    scheduler.add(first)
+    scheduler.add(second)
+    step = scheduler.schedule()
+    assert step is not None
+    scheduler.remove(first)
+    scheduler.apply(step, {0: 7, 1: 7})
+    assert len(first.token_ids) == 2
+    assert len(second.token_ids) == 3
+
+
+def test_limits_that_would_starve_a_decode_are_refused():
+    with pytest.raises(ValueError, match="room for one token of each running sequence"):
+        SchedulerLimits(max_batched_tokens=4, max_running=5, max_chunk_tokens=4)
