@@ -13,7 +13,7 @@ from tengserve_backend.engine.base import ModelInfo
 
 _PROMPT = "My name is Olivier and I"
 # "My name is Olivier and I" for the quick-start model; any ids below the vocabulary size do for another one.
-_PROMPT_IDS = (5195, 1462, 314, 19550, 17683, 284, 339)
+_PROMPT_IDS = (5965, 1462, 314, 11256, 380, 1153, 284, 339)
 
 
 def say(text: str) -> None:

@@ -4,7 +4,7 @@ Lines on stdin, each answered with "did <line>" on stderr:
 
 - `load`: the model that is being loaded is ready.
 - `fail`: it fails to load.
-- `token`: every running generation makes one token.
+- `token`: every running generation makes one token; its first one it makes unasked.
 - `finish`: every running generation ends.
 - `die`: the engine is dead, and its generations fail.
 
@@ -78,6 +78,7 @@ class ScriptedEngine:
             raise ShuttingDownError("The server is stopping.")
         generation = ScriptedGeneration(self, request)
         self._running.add(generation)
+        generation.token(last=False)
         return generation
 
     def forget(self, generation: ScriptedGeneration) -> None:

@@ -1,0 +1,177 @@
+"""The life of the process, step by step: a scripted model loads, answers and dies when the test says so."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from support.server_process import ServerProcess
+
+PROGRAM = (str(Path(__file__).parents[1] / "support" / "scripted_server.py"),)
+STREAM = {"inputs": "Once", "stream": True, "parameters": {"max_new_tokens": 100}}
+
+
+def start(repository: Path, *flags: str) -> ServerProcess:
+    return ServerProcess("--model-repository", str(repository), *flags, program=PROGRAM)
+
+
+@pytest.fixture
+def loading(scripted_repository: Path) -> Iterator[ServerProcess]:
+    """A server whose model is loading, and stays so until told otherwise."""
+    with start(scripted_repository) as server:
+        server.wait_for(re.compile("waiting for the script"), "stderr")
+        yield server
+
+
+@contextmanager
+def ready(repository: Path, *flags: str) -> Iterator[ServerProcess]:
+    with start(repository, *flags) as server:
+        server.tell("load")
+        server.wait_until_ready()
+        yield server
+
+
+def tell(server: ServerProcess, command: str) -> None:
+    server.tell(command)
+    server.wait_for(re.compile(f"^did {command}$"), "stderr")
+
+
+@contextmanager
+def open_stream(server: ServerProcess) -> Iterator[Iterator[dict[str, Any]]]:
+    """The events of a running stream, of which the first has been read."""
+    with httpx.stream("POST", f"{server.url}/infer", json=STREAM, timeout=60) as response:
+        assert response.status_code == 200
+        events = (json.loads(line.removeprefix("data:")) for line in response.iter_lines() if line.startswith("data:"))
+        assert next(events)["token"]["text"] == "t1 "
+        yield events
+
+
+def test_live_at_once_and_ready_only_when_loaded(loading: ServerProcess) -> None:
+    url = loading.url
+    assert httpx.get(f"{url}/v2/health/live").status_code == 200
+    for path in ("/v2/health/ready", "/v2/models/scripted/ready"):
+        response = httpx.get(url + path)
+        assert response.status_code == 503
+        assert "scripted is loading" in response.json()["error"] or "is loading" in response.json()["error"]
+    answer = httpx.post(f"{url}/infer", json={"inputs": "Once"})
+    assert answer.status_code == 503
+    assert int(answer.headers["retry-after"]) > 0
+    assert not any("ready" in line for line in loading.stdout)
+
+    loading.tell("load")
+    loading.wait_until_ready()
+    for path in ("/v2/health/live", "/v2/health/ready", "/v2/models/scripted/ready"):
+        assert httpx.get(url + path).status_code == 200
+
+
+def test_progress_is_told_a_line_a_stage(loading: ServerProcess) -> None:
+    loading.tell("load")
+    loading.wait_until_ready()
+    assert [line for line in loading.stderr if line.startswith("loading ")] == [
+        "loading scripted: waiting for the script 50 %"
+    ]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_loading_ends_the_process(loading: ServerProcess, number: signal.Signals) -> None:
+    loading.signal(number)
+    assert loading.wait() == 0
+
+
+def test_a_signal_ends_the_process_though_the_load_hangs(scripted_repository: Path) -> None:
+    with ServerProcess("--model-repository", str(scripted_repository), "--stuck", program=PROGRAM) as server:
+        server.wait_for(re.compile("waiting for the device"), "stderr")
+        server.signal(signal.SIGTERM)
+        assert server.wait() == 0
+        assert any("did not stop in time" in line for line in server.stderr)
+
+
+def test_sigterm_lets_a_stream_end_and_admits_nothing_new(scripted_repository: Path) -> None:
+    with ready(scripted_repository) as server, open_stream(server) as events:
+        server.signal(signal.SIGTERM)
+        server.wait_for(re.compile("stopping: received SIGTERM"), "stderr")
+        assert httpx.get(f"{server.url}/v2/health/ready").status_code == 503
+        assert httpx.get(f"{server.url}/v2/health/live").status_code == 200
+        refused = httpx.post(f"{server.url}/infer", json={"inputs": "Once"})
+        assert refused.status_code == 503
+        assert int(refused.headers["retry-after"]) > 0
+
+        server.tell("token")
+        assert next(events)["token"]["text"] == "t2 "
+        server.tell("finish")
+        assert next(events)["generated_text"] == "t1 t2 t3 "
+        assert list(events) == []
+        assert server.wait() == 0
+
+
+def test_the_drain_ends_at_its_timeout_with_an_error_in_the_stream(scripted_repository: Path) -> None:
+    with ready(scripted_repository, "--drain-timeout-s", "0.1") as server, open_stream(server) as events:
+        server.signal(signal.SIGTERM)
+        last = list(events)[-1]
+        assert "stopped" in last["error"]
+        assert server.wait() == 0
+
+
+def test_a_second_signal_ends_the_process_now(scripted_repository: Path) -> None:
+    with ready(scripted_repository) as server, open_stream(server) as events:
+        server.signal(signal.SIGTERM)
+        server.wait_for(re.compile("stopping: received SIGTERM"), "stderr")
+        server.signal(signal.SIGTERM)
+        assert server.wait() == 128 + signal.SIGTERM
+        with pytest.raises(httpx.RemoteProtocolError):
+            next(events)
+
+
+def test_a_model_that_fails_to_load_ends_the_process_with_its_reason(loading: ServerProcess) -> None:
+    loading.tell("fail")
+    assert loading.wait() == 1
+    stopping = [line for line in loading.stderr if "stopping:" in line]
+    assert len(stopping) == 1
+    assert "model scripted, version 1 failed to load: The weights are damaged." in stopping[0]
+
+
+def test_without_exit_on_error_the_server_stays_up_and_tells_the_reason(scripted_repository: Path) -> None:
+    with start(scripted_repository, "--no-exit-on-error") as server:
+        server.tell("fail")
+        server.wait_for(re.compile("failed to load: The weights are damaged"), "stderr")
+        assert httpx.get(f"{server.url}/v2/health/live").status_code == 200
+        for path in ("/v2/health/ready", "/v2/models/scripted/ready"):
+            response = httpx.get(server.url + path)
+            assert response.status_code == 503
+            assert "The weights are damaged." in response.json()["error"]
+        server.signal(signal.SIGTERM)
+        assert server.wait() == 0
+
+
+def test_a_dead_engine_fails_its_waiters_and_ends_the_process(scripted_repository: Path) -> None:
+    with ready(scripted_repository) as server, open_stream(server) as events:
+        tell(server, "die")
+        assert httpx.get(f"{server.url}/v2/health/ready").status_code == 503
+        last = list(events)[-1]
+        assert "The device is gone." in last["error"]
+        assert server.wait() == 1
+        assert any("died: The device is gone." in line for line in server.stderr)
+
+
+def test_engine_numbers_and_answers_are_on_the_metrics_page(scripted_repository: Path) -> None:
+    with ready(scripted_repository) as server:
+        httpx.post(f"{server.url}/v2/models/nothing/generate", json={"text_input": "Once"})
+        httpx.get(f"{server.url}/no/such/route/1")
+        lines = httpx.get(f"{server.url}/metrics").text.splitlines()
+    labels = '{model="scripted",version="1"}'
+    for line in (
+        f"tengserve_model_ready{labels} 1.0",
+        f"tengserve_generated_tokens_total{labels} 5.0",
+        f"tengserve_kv_cache_free_blocks{labels} 8.0",
+        'tengserve_http_requests_total{route="/v2/models/{model}/generate",status="404"} 1.0',
+        'tengserve_http_requests_total{route="other",status="404"} 1.0',
+    ):
+        assert line in lines
