@@ -1,0 +1,147 @@
+"""Settings of a model: every key, every bound, and what a mistake says."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from tengserve_backend.errors import ConfigurationError
+from tengserve_backend.repository.settings import (
+    MAX_BATCH_SIZE,
+    MAX_QUEUE,
+    MAX_TOKENS,
+    MemoryBudget,
+    ModelSettings,
+    read_settings,
+    settings_table,
+)
+
+
+def test_no_parameters_give_the_defaults() -> None:
+    assert read_settings({}) == ModelSettings()
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "attribute", "value"),
+    [
+        ("weights", "/models/x", "weights", "/models/x"),
+        ("device", "cpu", "device", "cpu"),
+        ("device", "cuda", "device", "cuda"),
+        ("device", "cuda:3", "device", "cuda:3"),
+        ("dtype", "bfloat16", "dtype", "bfloat16"),
+        ("maxSeqLen", "2", "max_seq_len", 2),
+        ("maxSeqLen", str(MAX_TOKENS), "max_seq_len", MAX_TOKENS),
+        ("maxInputTokenLen", "1", "max_input_token_len", 1),
+        ("maxInputTokenLen", str(MAX_TOKENS), "max_input_token_len", MAX_TOKENS),
+        ("maxIterTimes", "1", "max_iter_times", 1),
+        ("maxIterTimes", "2560", "max_iter_times", 2560),
+        ("fullTextEnabled", "true", "full_text_enabled", True),
+        ("fullTextEnabled", "false", "full_text_enabled", False),
+        ("maxBatchSize", "1", "max_batch_size", 1),
+        ("maxBatchSize", str(MAX_BATCH_SIZE), "max_batch_size", MAX_BATCH_SIZE),
+        ("maxBatchedTokens", "auto", "max_batched_tokens", None),
+        ("maxBatchedTokens", "32", "max_batched_tokens", 32),
+        ("kvCacheMemory", "auto", "kv_cache_memory", MemoryBudget()),
+        ("kvCacheMemory", "512MiB", "kv_cache_memory", MemoryBudget(bytes=512 * 2**20)),
+        ("kvCacheMemory", "1.5GiB", "kv_cache_memory", MemoryBudget(bytes=3 * 2**29)),
+        ("kvCacheMemory", "0.25", "kv_cache_memory", MemoryBudget(fraction=0.25)),
+        ("kvCacheMemory", ".5", "kv_cache_memory", MemoryBudget(fraction=0.5)),
+        ("maxWaitingRequests", "1", "max_waiting_requests", 1),
+        ("maxWaitingTokens", "2048", "max_waiting_tokens", 2048),
+        ("maxWaitingTokens", str(MAX_QUEUE), "max_waiting_tokens", MAX_QUEUE),
+    ],
+)
+def test_a_value_within_its_rule_is_taken(key: str, text: str, attribute: str, value: object) -> None:
+    assert getattr(read_settings({key: text}), attribute) == value
+
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        ("weights", ""),
+        ("weights", "  "),
+        ("weights", "a\0b"),
+        ("device", "gpu"),
+        ("device", "cuda:"),
+        ("device", "CPU"),
+        ("dtype", "int8"),
+        ("maxSeqLen", "1"),
+        ("maxSeqLen", str(MAX_TOKENS + 1)),
+        ("maxSeqLen", "2560.0"),
+        ("maxSeqLen", " 2560"),
+        ("maxSeqLen", "-5"),
+        ("maxSeqLen", "٣٣"),
+        ("maxSeqLen", "9" * 5000),
+        ("maxInputTokenLen", "0"),
+        ("maxInputTokenLen", str(MAX_TOKENS + 1)),
+        ("maxIterTimes", "0"),
+        ("maxIterTimes", "2561"),
+        ("fullTextEnabled", "True"),
+        ("fullTextEnabled", "1"),
+        ("maxBatchSize", "0"),
+        ("maxBatchSize", str(MAX_BATCH_SIZE + 1)),
+        ("maxBatchedTokens", "31"),
+        ("maxBatchedTokens", "Auto"),
+        ("kvCacheMemory", "1"),
+        ("kvCacheMemory", "1.0"),
+        ("kvCacheMemory", "0.0"),
+        ("kvCacheMemory", "512"),
+        ("kvCacheMemory", "512MB"),
+        ("kvCacheMemory", "0GiB"),
+        ("kvCacheMemory", "-1GiB"),
+        ("maxWaitingRequests", "0"),
+        ("maxWaitingTokens", "2047"),
+        ("maxWaitingTokens", str(MAX_QUEUE + 1)),
+    ],
+)
+def test_a_value_outside_its_rule_names_key_rule_value_and_place(key: str, text: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        read_settings({key: text}, file="m/config.pbtxt", lines={key: 7})
+    message = caught.value.message
+    assert message.startswith(f"m/config.pbtxt:7: {key} must be ")
+    assert text[:50].encode("utf-8", "backslashreplace").decode() in message
+    assert len(message) < 1000
+
+
+def test_an_npu_is_refused_as_not_yet_served() -> None:
+    with pytest.raises(ConfigurationError, match="NPU devices are not served yet"):
+        read_settings({"device": "npu:0"})
+
+
+@pytest.mark.parametrize(
+    ("key", "near"),
+    [
+        ("max_seq_len", "maxSeqLen"),
+        ("maxBatchsize", "maxBatchSize"),
+        ("Weights", "weights"),
+        ("maxIterTime", "maxIterTimes"),
+    ],
+)
+def test_an_unknown_key_names_the_nearest(key: str, near: str) -> None:
+    with pytest.raises(ConfigurationError, match=f'unknown parameter "{key}": did you mean .*{near}') as caught:
+        read_settings({key: "1"}, file="m/config.pbtxt", lines={key: 3})
+    assert (caught.value.file, caught.value.line) == ("m/config.pbtxt", 3)
+
+
+def test_an_unknown_key_that_is_near_to_nothing_lists_all() -> None:
+    with pytest.raises(ConfigurationError, match=r"known are weights, device, .*maxWaitingTokens"):
+        read_settings({"zzz": "1"})
+
+
+def test_defaults_follow_a_limit_that_was_set() -> None:
+    small = read_settings({"maxSeqLen": "100"})
+    assert small.max_iter_times == 100
+    large = read_settings({"maxSeqLen": "1000000", "maxInputTokenLen": "500000"})
+    assert large.max_waiting_tokens == 500000
+
+
+def test_the_documented_defaults_are_the_real_ones() -> None:
+    for name, setting in settings_table().items():
+        text = setting.default.partition(",")[0]
+        assert setting.parse(text) == getattr(ModelSettings(), name), setting.key
+
+
+def test_settings_cannot_be_changed() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        ModelSettings().device = "cpu"  # type: ignore[misc]  # the mistake under test

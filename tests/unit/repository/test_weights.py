@@ -1,0 +1,145 @@
+"""Finding weights: folders, paths and package files, and what is wrong with them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from tengserve_backend.errors import ConfigurationError
+from tengserve_backend.repository.settings import ModelSettings
+from tengserve_backend.repository.source import ModelSource
+from tengserve_backend.repository.weights import resolve_weights
+
+TENSOR = {"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}
+
+
+def safetensors(header: Mapping[str, object] = TENSOR, data: bytes = b"12345678") -> bytes:
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + data
+
+
+def fill(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text("{}")
+    (folder / "tokenizer.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(safetensors())
+    return folder
+
+
+def resolve(version_dir: Path, weights: str = ".") -> Path:
+    version_dir.mkdir(parents=True, exist_ok=True)
+    return resolve_weights(
+        ModelSource("m", "1", version_dir, ModelSettings(weights=weights)), lambda _stage, _fraction: None
+    )
+
+
+def test_a_folder_is_found_in_the_version_folder_beside_it_and_anywhere(tmp_path: Path) -> None:
+    version_dir = fill(tmp_path / "m" / "1")
+    assert resolve(version_dir).samefile(version_dir)
+    inner = fill(version_dir / "inner")
+    assert resolve(version_dir, "inner").samefile(inner)
+    far = fill(tmp_path / "far")
+    assert resolve(version_dir, str(far)).samefile(far)
+    assert resolve(version_dir, "../../far").samefile(far)
+
+
+def test_sharded_weights_are_taken(tmp_path: Path) -> None:
+    folder = fill(tmp_path)
+    (folder / "model.safetensors").rename(folder / "model-1.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"w": "model-1.safetensors"}}))
+    assert resolve(folder).samefile(folder)
+
+
+@pytest.mark.parametrize(
+    ("remove", "write", "says"),
+    [
+        ("config.json", {}, "no config.json"),
+        ("tokenizer.json", {}, "no tokenizer files"),
+        ("model.safetensors", {}, "no .safetensors file"),
+        ("model.safetensors", {"pytorch_model.bin": b"x"}, "only pickled weights"),
+        ("model.safetensors", {"model.gguf": b"GGUF"}, "to serve its GGUF file, name that file"),
+        ("model.safetensors", {"model.safetensors": b""}, "is incomplete"),
+        ("model.safetensors", {"model.safetensors": safetensors()[:-1]}, "is incomplete"),
+        ("model.safetensors", {"model.safetensors": safetensors() + b"x"}, "is incomplete"),
+        ("model.safetensors", {"model.safetensors": b"version https://git-lfs"}, "is incomplete"),
+        ("model.safetensors", {"model.safetensors": b"\xff" * 100}, "is incomplete"),
+        ("model.safetensors", {"model.safetensors": safetensors({"w": 3})}, "is incomplete"),
+        (
+            "model.safetensors",
+            {"model.safetensors.index.json": b'{"weight_map": {"w": "a.safetensors"}}'},
+            "a.safetensors, which model.safetensors.index.json names, is missing",
+        ),
+        ("model.safetensors", {"model.safetensors.index.json": b"[]"}, "cannot be read as an index"),
+        (
+            "model.safetensors",
+            {"model.safetensors.index.json": b'{"weight_map": {"w": "../a.safetensors"}}'},
+            "outside the folder",
+        ),
+    ],
+)
+def test_an_incomplete_folder_says_what_is_missing(
+    tmp_path: Path, remove: str, write: Mapping[str, bytes], says: str
+) -> None:
+    folder = fill(tmp_path)
+    (folder / remove).unlink()
+    for name, data in write.items():
+        (folder / name).write_bytes(data)
+    with pytest.raises(ConfigurationError) as caught:
+        resolve(folder)
+    assert says in caught.value.message
+    assert caught.value.message.startswith("m/config.pbtxt: parameter weights: ")
+    assert str(tmp_path) not in caught.value.message
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "site" / "shipped_model"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text("raise RuntimeError('imported')")
+    monkeypatch.syspath_prepend(str(folder.parent))
+    return folder
+
+
+def test_a_package_is_found_without_being_imported(tmp_path: Path, package: Path) -> None:
+    fill(package / "weights")
+    assert resolve(tmp_path / "m", "package:shipped_model/weights").samefile(package / "weights")
+    assert "shipped_model" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("weights", "says"),
+    [
+        ("package:shipped_model/../../secret", 'without ".."'),
+        ("package:shipped_model//etc", 'without ".."'),
+        ("package:shipped_model/none.gguf", "has no such file"),
+        ("package:shipped_model", "package:NAME/FILE"),
+        ("package:shipped_model/", "package:NAME/FILE"),
+        ("package:a.b/c", "package:NAME/FILE"),
+        ("package:../x", "package:NAME/FILE"),
+        ("package:not_there_at_all/x.gguf", "is not installed"),
+        ("nowhere", "no such folder or file"),
+        ("/nowhere/at/all", "no such folder or file"),
+    ],
+)
+@pytest.mark.usefixtures("package")
+def test_a_place_that_is_none_is_an_error(tmp_path: Path, weights: str, says: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        resolve(tmp_path / "m", weights)
+    assert says in caught.value.message
+
+
+def test_a_file_that_is_no_gguf_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TENGSERVE_CACHE_DIR", str(tmp_path / "cache"))
+    (tmp_path / "model.bin").write_bytes(b"x")
+    with pytest.raises(ConfigurationError, match=r"must be a \.gguf file"):
+        resolve(tmp_path, "model.bin")
+    (tmp_path / "model.gguf").write_bytes(b"not what its name says")
+    with pytest.raises(ConfigurationError, match="parameter weights: the file is no GGUF file"):
+        resolve(tmp_path, "model.gguf")
+    (tmp_path / "model.gguf").write_bytes(b"GGUF" + b"\xff" * 100)
+    with pytest.raises(ConfigurationError, match="cannot be converted"):
+        resolve(tmp_path, "model.gguf")
