@@ -17,6 +17,9 @@ from tengserve_backend.errors import InvalidRequestError, RequestTooLargeError
 INLINE_BYTES: Final = 256 * 1024
 """A larger body is parsed in a worker thread: about a millisecond of work is what the event loop can spare."""
 
+MAX_DEPTH: Final = 64
+"""Arrays and objects within each other, the body itself counted; no dialect needs more than a handful."""
+
 _T = TypeVar("_T")
 
 
@@ -92,13 +95,31 @@ def load_object(raw: bytes) -> dict[str, object]:
     except json.JSONDecodeError as error:
         raise _no_json(f"{error.msg} at line {error.lineno}, column {error.colno}") from None
     except RecursionError:
-        raise _no_json("nested too deeply") from None
+        raise _no_json(_TOO_DEEP) from None
     except ValueError:
         # The interpreter's bound on converting digits, which keeps conversion from taking quadratic time.
         raise _no_json("a number has too many digits") from None
     if not isinstance(value, dict):
         raise InvalidRequestError(f"The body must be a JSON object, got {_JSON_NAMES[type(value)]}.")
+    # Without that many brackets there is no such depth, and nearly no body has them.
+    if text.count("[") + text.count("{") > MAX_DEPTH:
+        _check_depth(value)
     return value
+
+
+def _check_depth(value: object) -> None:
+    """Refuse a value nested deeper than MAX_DEPTH, level by level; the parser's own limit differs by interpreter."""
+    level: list[object] = [value]
+    for _ in range(MAX_DEPTH):
+        level = [
+            child
+            for parent in level
+            for child in (parent.values() if isinstance(parent, dict) else parent if isinstance(parent, list) else ())
+            if isinstance(child, dict | list)
+        ]
+        if not level:
+            return
+    raise _no_json(_TOO_DEEP)
 
 
 def _parse_int(digits: str) -> int:
@@ -114,6 +135,8 @@ def _refuse_constant(name: str) -> NoReturn:
 def _no_json(problem: str) -> InvalidRequestError:
     return InvalidRequestError(f"Failed to parse request context to json: {problem}.")
 
+
+_TOO_DEEP: Final = f"nested more than {MAX_DEPTH} deep"
 
 _JSON_NAMES: Final = {
     list: "an array",

@@ -1,0 +1,95 @@
+"""Health and metadata: honest while a model loads, fails, drains or dies."""
+
+from __future__ import annotations
+
+import pytest
+
+from support.asgi import app_with, client_of
+from support.fake_engine import FakeEngine, FakeState, FakeStatus, model_info
+
+LOADING = FakeStatus("slow", "1", FakeState.LOADING)
+FAILED = FakeStatus("broken", "1", FakeState.UNAVAILABLE, "Weights are damaged.")
+
+
+def dead() -> FakeEngine:
+    engine = FakeEngine()
+    engine.failure = "The device is gone."
+    return engine
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+async def test_healthy(method: str) -> None:
+    async with client_of(app_with(FakeEngine())) as client:
+        for path in (
+            "/v2/health/live",
+            "/v2/health/ready",
+            "/v2/models/smollm2/ready",
+            "/v2/models/smollm2/versions/1/ready",
+        ):
+            response = await client.request(method, path)
+            assert (response.status_code, response.content) == (200, b"")
+
+
+@pytest.mark.parametrize(
+    ("models", "others", "draining", "live", "ready", "reason"),
+    [
+        ([], (LOADING,), False, 200, 503, "Model slow is loading."),
+        ([FakeEngine()], (LOADING,), False, 200, 503, "Model slow is loading."),
+        ([], (FAILED,), False, 200, 503, "Model broken: Weights are damaged."),
+        ([], (), False, 200, 503, "This server has no model."),
+        ([FakeEngine()], (FAILED,), False, 200, 200, ""),
+        ([FakeEngine()], (), True, 200, 503, "The service is stopping."),
+        ([dead()], (), False, 503, 503, "Model smollm2: The device is gone."),
+    ],
+)
+async def test_live_and_ready(
+    models: list[FakeEngine], others: tuple[FakeStatus, ...], draining: bool, live: int, ready: int, reason: str
+) -> None:
+    async with client_of(app_with(*models, others=others, draining=draining)) as client:
+        for path, expected in (("/v2/health/live", live), ("/v2/health/ready", ready)):
+            response = await client.get(path)
+            assert response.status_code == expected
+            if expected == 200:
+                assert response.content == b""
+            else:
+                assert response.json() == {"error": reason, "error_type": "Service Unavailable"}
+
+
+async def test_model_ready() -> None:
+    async with client_of(app_with(FakeEngine(), others=(LOADING,))) as client:
+        assert (await client.get("/v2/models/slow/ready")).status_code == 503
+        assert (await client.get("/v2/models/smollm2/versions/2/ready")).status_code == 404
+        response = await client.get("/v2/models/nobody/ready")
+        assert (response.status_code, response.json()["error"]) == (404, "Model nobody not found.")
+    async with client_of(app_with(dead())) as client:
+        assert (await client.get("/v2/models/smollm2/ready")).status_code == 503
+    async with client_of(app_with(FakeEngine(), draining=True)) as client:
+        assert (await client.get("/v2/models/smollm2/ready")).status_code == 503
+
+
+async def test_server_metadata() -> None:
+    async with client_of(app_with(FakeEngine())) as client:
+        metadata = (await client.get("/v2")).json()
+    assert list(metadata) == ["name", "version", "extensions"]
+    assert metadata["name"] == "tengserve"
+    assert metadata["extensions"] == ["generate"]
+
+
+@pytest.mark.parametrize("path", ["/v2/models/smollm2", "/v2/models/smollm2/versions/1"])
+async def test_model_metadata(path: str) -> None:
+    async with client_of(app_with(FakeEngine(), FakeEngine(info=model_info("other")))) as client:
+        response = await client.get(path)
+    assert response.json() == {
+        "name": "smollm2",
+        "versions": ["1"],
+        "platform": "tengserve",
+        "inputs": [{"name": "text_input", "datatype": "BYTES", "shape": [1]}],
+        "outputs": [{"name": "text_output", "datatype": "BYTES", "shape": [-1]}],
+    }
+
+
+async def test_metadata_of_a_model_that_is_not_there() -> None:
+    async with client_of(app_with(others=(LOADING,))) as client:
+        assert (await client.get("/v2/models/slow")).status_code == 503
+        assert (await client.get("/v2/models/nobody")).status_code == 404
+        assert (await client.get("/v2/models/slow/versions/7")).status_code == 404
