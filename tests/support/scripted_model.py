@@ -8,6 +8,7 @@ last token is read back from the cache, and a wrong page or mask gives another t
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -104,6 +105,7 @@ def scripted_engine(
     before_step: Callable[[Sequence[int]], None] = lambda ids: None,
     full_text_enabled: bool = False,
     name: str = "scripted",
+    now: Callable[[], float] = time.monotonic,
 ) -> NativeEngine:
     """A whole engine around a ScriptedModel; the caller stops it."""
     tier = PortableAttention()
@@ -135,6 +137,7 @@ def scripted_engine(
             max_waiting_requests=max_waiting_requests,
             max_waiting_tokens=max_waiting_tokens,
         ),
+        now=now,
     )
 
 

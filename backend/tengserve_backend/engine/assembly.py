@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,12 +49,14 @@ def assemble(
     tier: AttentionTier,
     dtype: torch.dtype,
     capacity: Capacity,
+    now: Callable[[], float] = time.monotonic,
 ) -> NativeEngine:
     """An engine that runs. Its owner stops it.
 
     Args:
         model: called as transformers' causal language models are, its attention being our registry function.
         dtype: of the KV cache.
+        now: a monotonic clock in seconds, for deadlines and latencies.
     """
     pool = BlockPool(capacity.total_blocks, tier.block_size)
     scheduler = Scheduler(capacity.steps, pool)
@@ -73,9 +77,12 @@ def assemble(
         info=info,
         defaults=defaults,
         tokenizer=tokenizer,
-        loop=EngineLoop(name=info.name, scheduler=scheduler, runner=runner, device=device, admission=admission),
+        loop=EngineLoop(
+            name=info.name, scheduler=scheduler, runner=runner, device=device, admission=admission, now=now
+        ),
         scheduler=scheduler,
         pool=pool,
         admission=admission,
         release=device.release_memory,
+        now=now,
     )

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -112,7 +111,7 @@ class EngineLoop:
         runner: StepRunner,
         device: DeviceBackend,
         admission: Admission,
-        now: Callable[[], float] = time.monotonic,
+        now: Callable[[], float],
     ) -> None:
         self._name = name
         self._scheduler = scheduler
@@ -175,6 +174,7 @@ class EngineLoop:
             while not self._stopping:
                 self._receive()
                 self._expire()
+                self._outbox.send()
                 self._step()
                 self._outbox.send()
         except BaseException as error:  # noqa: BLE001  # the thread's last line: whatever it was, waiters must hear of it

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import secrets
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -54,6 +53,7 @@ class NativeEngine:
         tokenizer: safe to call from several threads.
         loop, scheduler, pool, admission: the parts that it joins; it starts and stops the loop.
         release: called once the loop has ended, to give the model's memory back.
+        now: the loop's clock.
     """
 
     def __init__(
@@ -67,6 +67,7 @@ class NativeEngine:
         pool: BlockPool,
         admission: Admission,
         release: Callable[[], None],
+        now: Callable[[], float],
     ) -> None:
         self._info = info
         self._defaults = defaults
@@ -76,6 +77,7 @@ class NativeEngine:
         self._pool = pool
         self._admission = admission
         self._release = release
+        self._now = now
         self._counter = itertools.count()
         # One thread: a second would only take the core that the model computes on.
         self._tokenizing = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"tokenize-{info.name}")
@@ -90,7 +92,7 @@ class NativeEngine:
         """See Engine."""
         if not self._loop.alive and self._loop.failure is not None:
             raise EngineFailedError(self._loop.failure)
-        submitted = time.monotonic()
+        submitted = self._now()
         self._admission.enter()
         try:
             prompt_ids = await self._prompt_ids(request)
