@@ -274,7 +274,7 @@ FIELDS: Final[tuple[Field, ...]] = (
         "priority",
         Kind.UNSIGNED,
         _both(Bounds(1, LOWEST_PRIORITY), LOWEST_PRIORITY, generate=EXTENSION),
-        "1 is served first.",
+        "1 is served first, 5 last.",
     ),
     _field(
         "timeout",

@@ -65,24 +65,23 @@ class NativeReply:
         self._id_in_list = id_in_list
         self._details = details
         self._full_text = full_text
-        self._text = ""
-        self._first = True
+        self._texts: list[str] = []
 
     def event(self, event: TokenEvent) -> bytes:
         """The first event has prefill_time, the others decode_time; the last one the whole text and no token text."""
         latency = round(float(event.latency_ms), 3)
-        self._text += event.text
+        first = not self._texts
+        self._texts.append(event.text)
         data: dict[str, object] = {
-            "prefill_time": latency if self._first else None,
-            "decode_time": None if self._first else latency,
+            "prefill_time": latency if first else None,
+            "decode_time": None if first else latency,
         }
-        self._first = False
         text: str | None
         if event.finish is None:
-            text = self._text if self._full_text else event.text
+            text = "".join(self._texts) if self._full_text else event.text
         else:
             text = None
-            data["generated_text"] = self._text
+            data["generated_text"] = "".join(self._texts)
             data["details"] = _details(event.finish) if self._details else None
         data["token"] = {"id": [event.token_id] if self._id_in_list else event.token_id, "text": text}
         return orjson.dumps(data)
