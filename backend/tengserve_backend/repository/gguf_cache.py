@@ -3,9 +3,9 @@
 Layout, under `$TENGSERVE_CACHE_DIR`, else `$XDG_CACHE_HOME/tengserve`, else `~/.cache/tengserve`:
 
 ```
-gguf/<sha256 of the GGUF file>-<format>/          the converted folder and its manifest.json
-gguf/<sha256 of the GGUF file>-<format>.partial/  while it is being written; a killed converter leaves it behind
-gguf/<sha256 of the GGUF file>-<format>.lock      held by the process that writes
+gguf/<sha256 of the GGUF file>-<format>/             the converted folder and its manifest.json
+gguf/<sha256 of the GGUF file>-<format>.partial-*/   while it is being written; a killed server leaves it behind
+gguf/<sha256 of the GGUF file>-<format>.lock         held by the server that writes
 ```
 
 An entry appears by one rename, so it is whole or absent. The lock is the operating system's: it goes with its process.
@@ -21,6 +21,7 @@ import json
 import logging
 import os
 import shutil
+import tempfile
 import time
 import zlib
 from collections.abc import Callable, Iterator
@@ -94,16 +95,19 @@ def converted(
 
 def _make(gguf: Path, entry: Path, convert: Convert, progress: Progress) -> None:
     """Write an entry beside its place and move it there. The caller holds the lock."""
-    partial = entry.with_name(f"{entry.name}.partial")
-    for leftover in (partial, entry):
+    for leftover in (entry, *entry.parent.glob(f"{entry.name}.partial-*")):
         if leftover.exists():
-            _log.warning("weights cache: entry %s is damaged or unfinished and is made anew", entry.name)
+            _log.warning("weights cache: %s is damaged or unfinished and is removed", leftover.name)
             shutil.rmtree(leftover)
-    partial.mkdir()
+    # A name of its own: whatever outlived a killed server writes elsewhere.
+    partial = Path(tempfile.mkdtemp(prefix=f"{entry.name}.partial-", dir=entry.parent))
     try:
         convert(gguf, partial, progress)
         files = {file.name: _fingerprint(file) for file in sorted(partial.iterdir())}
         (partial / _MANIFEST).write_text(json.dumps({"format": FORMAT, "files": files}, indent=1), encoding="utf-8")
+        partial.chmod(0o755)  # mkdtemp's 0700 would keep a cache from being shared.
+        for file in partial.iterdir():
+            file.chmod(0o644)
         partial.rename(entry)
     except BaseException:
         # Whatever ended it, interrupts included, a half-written copy of the weights is of no use to anybody.

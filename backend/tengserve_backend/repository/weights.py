@@ -10,6 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from tengserve_backend.errors import ConfigurationError
+from tengserve_backend.execution.gguf import convert_gguf
 from tengserve_backend.repository.gguf_cache import cache_root, converted
 from tengserve_backend.repository.source import ModelSource, Progress
 
@@ -39,9 +40,6 @@ def resolve_weights(source: ModelSource, progress: Progress) -> Path:
             raise ConfigurationError("there is no such folder or file")
         if place.suffix.lower() != ".gguf":
             raise ConfigurationError("the file must be a .gguf file; other formats are served as a folder")
-        # Imported here because it brings torch, which nobody needs who only checks a repository.
-        from tengserve_backend.execution.gguf import convert_gguf
-
         return converted(place, cache_root(), convert_gguf, progress)
     except ConfigurationError as error:
         raise ConfigurationError(

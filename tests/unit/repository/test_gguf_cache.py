@@ -118,10 +118,10 @@ def test_what_a_killed_converter_left_does_not_block(tmp_path: Path, gguf: Path)
         deadline.wait(0.01)
     os.kill(process.pid, signal.SIGKILL)
     process.join(10)
-    assert list((tmp_path / "cache" / "gguf").glob("*.partial"))
+    assert list((tmp_path / "cache" / "gguf").glob("*.partial-*"))
     entry = converted(gguf, tmp_path / "cache", Converter(), ignore, lock_timeout_s=5)
     assert (entry / "config.json").read_text() != "half"
-    assert not list((tmp_path / "cache" / "gguf").glob("*.partial"))
+    assert not list((tmp_path / "cache" / "gguf").glob("*.partial-*"))
 
 
 def test_of_two_at_once_one_converts_and_the_other_waits(tmp_path: Path, gguf: Path) -> None:
