@@ -3,7 +3,7 @@
 ```
 signal, early ......... nothing is loaded: end at once, status 0
 listening, loading .... live, not ready; the load thread owns the loading
-ready ................. the first moment that every model can answer
+ready ................. every model can answer
 signal ................ at once not ready and nothing admitted; after pre_drain_delay_s running answers get
                         drain_timeout_s, what is left is ended; engines stop; connections close; status 0
 second signal ......... end now, status 128 + signal
@@ -114,7 +114,7 @@ class Lifecycle:
         Args:
             models: what to load and to stop.
             drain_timeout_s, pre_drain_delay_s, exit_on_error: as in ServerSettings.
-            announce: called once, when every model is ready.
+            announce: called once, when loading has ended and a model is ready.
         """
         self._models = models
         self._drain_timeout_s = drain_timeout_s
@@ -176,25 +176,24 @@ class Lifecycle:
         await listening.wait()
         self._loading = Worker("load", self._models.load_all)
         await self._loading.wait()
-        failed = [status for status in self._models.statuses() if status.state is not ModelState.READY]
-        if not failed:
-            self._announce()
-        elif self._exit_on_error:
+        statuses = self._models.statuses()
+        failed = [status for status in statuses if status.state is not ModelState.READY]
+        if failed and self._exit_on_error:
             self._end(Stop("; ".join(map(_failure, failed)), 1))
-        else:
-            for status in failed:
-                _log.error("%s", _failure(status))
+        elif len(failed) < len(statuses):
+            self._announce()
 
     async def _watch_engines(self) -> None:
         """End the process when an engine that worked no longer does."""
-        seen_ready: set[tuple[str, str]] = set()
         while True:
-            for status in self._models.statuses():
-                key = (status.name, status.version)
-                if status.state is ModelState.READY:
-                    seen_ready.add(key)
-                elif key in seen_ready:
-                    self._end(Stop(f"model {status.name}, version {status.version} died: {status.reason}", 1))
+            for model in self._models.statuses():
+                try:
+                    status = self._models.engine(model.name, model.version).status()
+                except TengserveError:
+                    continue  # Not loaded, or failed to load: there is no engine that could die.
+                if not status.alive:
+                    reason = status.failure or "no reason is known"
+                    self._end(Stop(f"the engine of model {model.name}, version {model.version} died: {reason}", 1))
                     return
             await asyncio.sleep(WATCH_INTERVAL_S)
 

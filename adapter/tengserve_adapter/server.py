@@ -25,7 +25,7 @@ from tengserve_adapter.observability.metrics import EngineCollector, RequestMetr
 from tengserve_adapter.progress import ProgressPrinter, ready_text, sample_commands, say
 from tengserve_adapter.settings import ServerSettings
 from tengserve_backend.repository.load import load_model
-from tengserve_backend.repository.manager import ModelManager
+from tengserve_backend.repository.manager import ModelManager, ModelState
 from tengserve_backend.repository.source import ModelSource
 
 KEEP_ALIVE_S = 65
@@ -118,8 +118,9 @@ class TengserveServer(ModelServer):  # type: ignore[misc]  # kserve ships no typ
 
     def _announce(self) -> None:
         self._progress.close()
+        ready = [status.name for status in self._models.statuses() if status.state is ModelState.READY]
         default = self._settings.default_model or self._models.default_name()
-        name = default or self._models.statuses()[0].name
+        name = default if default in ready else ready[0]
         commands = sample_commands(self._url, self._models.engine(name).info, is_default=name == default)
         say(ready_text(self._url, commands))
 

@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from support.model_folders import add_model
 from support.server_process import ServerProcess
 
 PROGRAM = (str(Path(__file__).parents[1] / "support" / "scripted_server.py"),)
@@ -60,7 +61,7 @@ def test_live_at_once_and_ready_only_when_loaded(loading: ServerProcess) -> None
     for path in ("/v2/health/ready", "/v2/models/scripted/ready"):
         response = httpx.get(url + path)
         assert response.status_code == 503
-        assert "scripted is loading" in response.json()["error"] or "is loading" in response.json()["error"]
+        assert "is loading" in response.json()["error"]
     answer = httpx.post(f"{url}/infer", json={"inputs": "Once"})
     assert answer.status_code == 503
     assert int(answer.headers["retry-after"]) > 0
@@ -141,7 +142,7 @@ def test_a_model_that_fails_to_load_ends_the_process_with_its_reason(loading: Se
 def test_without_exit_on_error_the_server_stays_up_and_tells_the_reason(scripted_repository: Path) -> None:
     with start(scripted_repository, "--no-exit-on-error") as server:
         server.tell("fail")
-        server.wait_for(re.compile("failed to load: The weights are damaged"), "stderr")
+        server.wait_for(re.compile("version 1: The weights are damaged"), "stderr")
         assert httpx.get(f"{server.url}/v2/health/live").status_code == 200
         for path in ("/v2/health/ready", "/v2/models/scripted/ready"):
             response = httpx.get(server.url + path)
@@ -149,6 +150,16 @@ def test_without_exit_on_error_the_server_stays_up_and_tells_the_reason(scripted
             assert "The weights are damaged." in response.json()["error"]
         server.signal(signal.SIGTERM)
         assert server.wait() == 0
+
+
+def test_without_exit_on_error_the_models_that_loaded_are_announced(scripted_repository: Path) -> None:
+    add_model(scripted_repository, "another")
+    with start(scripted_repository, "--no-exit-on-error") as server:
+        server.tell("fail")
+        server.tell("load")
+        server.wait_until_ready()
+        assert any("/v2/models/scripted/generate" in line for line in server.stdout)
+        assert not any("/infer" in line for line in server.stdout), "no default model, so /infer means none"
 
 
 def test_a_dead_engine_fails_its_waiters_and_ends_the_process(scripted_repository: Path) -> None:

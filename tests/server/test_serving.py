@@ -1,0 +1,121 @@
+"""The real server with a real, tiny model, driven from outside."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import signal
+import socket
+import subprocess
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from support.model_folders import add_model
+from support.server_process import ServerProcess
+from support.tiny_model import build_tiny_model
+
+
+def test_it_listens_on_the_address_asked_for_and_no_other(tiny_server: ServerProcess) -> None:
+    process = psutil.Process(tiny_server.process.pid)
+    listening = [each.laddr.ip for each in process.connections() if each.status == psutil.CONN_LISTEN]
+    assert listening == ["127.0.0.1"]
+
+
+def test_the_printed_commands_work_when_pasted(tiny_server: ServerProcess) -> None:
+    if shutil.which("curl") is None:
+        pytest.skip("curl is not installed")
+    commands = [line.strip() for line in tiny_server.stdout if line.strip().startswith("curl ")]
+    targets = [command.split()[2].removeprefix(tiny_server.url) for command in commands]
+    assert targets == [
+        "/infer",
+        "/infer",
+        "/infer_token",
+        "/v2/models/tiny/generate",
+        "/v2/models/tiny/generate_stream",
+    ]
+    for command in commands:
+        result = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60, check=True)
+        streams = command.startswith("curl -sN")
+        events = [line.removeprefix("data:") for line in result.stdout.splitlines() if line]
+        bodies = [json.loads(event) for event in events] if streams else [json.loads(result.stdout)]
+        assert all("error" not in body for body in bodies), result.stdout
+        assert "generated_text" in bodies[-1] or "text_output" in bodies[-1]
+
+
+def test_the_reply_says_nothing_of_what_serves_it(tiny_server: ServerProcess) -> None:
+    assert "server" not in httpx.get(f"{tiny_server.url}/v2/health/live").headers
+
+
+def test_routes_of_kserve_stay_and_say_what_to_use(tiny_server: ServerProcess) -> None:
+    assert httpx.get(f"{tiny_server.url}/v1/models").json() == {"models": ["tiny"]}
+    predict = httpx.post(f"{tiny_server.url}/v1/models/tiny:predict", json={"instances": ["Once"]})
+    assert predict.status_code == 501
+    assert "/v2/models/tiny/generate" in predict.json()["error"]
+    for verb in ("load", "unload"):
+        response = httpx.post(f"{tiny_server.url}/v2/repository/models/tiny/{verb}")
+        assert response.status_code == 501
+    assert httpx.get(f"{tiny_server.url}/v2/models/tiny/ready").status_code == 200
+    # KServe logs a traceback for each of these; the operator's log stays clean.
+    assert not any("Traceback" in line for line in tiny_server.stderr)
+
+
+def test_a_request_head_without_end_is_refused(tiny_server: ServerProcess) -> None:
+    host, port = tiny_server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=30) as client:
+        client.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n")
+        client.sendall(b"".join(b"X-%d: %s\r\n" % (number, b"a" * 1000) for number in range(80)))
+        assert client.recv(64).startswith(b"HTTP/1.1 400 ")
+    assert httpx.get(f"{tiny_server.url}/v2/health/live").status_code == 200
+
+
+def test_sigterm_in_the_middle_of_a_stream(tiny_repository: Path) -> None:
+    body = {"inputs": "Once", "stream": True, "parameters": {"max_new_tokens": 100, "ignore_eos": True}}
+    with ServerProcess("--model-repository", str(tiny_repository)) as server:
+        server.wait_until_ready()
+        with httpx.stream("POST", f"{server.url}/infer", json=body, timeout=60) as response:
+            lines = (line for line in response.iter_lines() if line)
+            events = [json.loads(next(lines).removeprefix("data:"))]
+            server.signal(signal.SIGTERM)
+            events += [json.loads(line.removeprefix("data:")) for line in lines]
+        assert len(events) == 100
+        assert "generated_text" in events[-1]
+        assert server.wait() == 0
+
+
+def test_broken_weights_end_the_process_with_the_reason(tiny_repository: Path, tmp_path: Path) -> None:
+    version_dir = add_model(tmp_path, "broken")
+    shutil.copytree(tiny_repository / "tiny" / "1", version_dir, dirs_exist_ok=True)
+    (version_dir / "model.safetensors").write_bytes(b"these are no weights")
+    with ServerProcess("--model-repository", str(tmp_path)) as server:
+        assert server.wait() == 1
+        assert any("model broken, version 1 failed to load: " in line for line in server.stderr), server.printed
+
+
+def test_several_models_in_one_repository(tmp_path: Path) -> None:
+    build_tiny_model(add_model(tmp_path, "first"))
+    build_tiny_model(add_model(tmp_path, "second"), "gpt2")
+    with ServerProcess("--model-repository", str(tmp_path), "--default-model", "second") as server:
+        url = server.wait_until_ready()
+        texts = {}
+        for name in ("first", "second"):
+            body = {"text_input": "Once", "parameters": {"max_new_tokens": 8}}
+            answer = httpx.post(f"{url}/v2/models/{name}/generate", json=body, timeout=60).json()
+            assert answer["model_name"] == name
+            texts[name] = answer["text_output"]
+        native = httpx.post(f"{url}/infer", json={"inputs": "Once", "parameters": {"max_new_tokens": 8}}, timeout=60)
+        assert native.json()["generated_text"] == texts["second"] != texts["first"]
+        assert httpx.get(f"{url}/v1/models").json() == {"models": ["first", "second"]}
+        assert any("/v2/models/second/generate" in line for line in server.stdout)
+
+
+def test_a_log_record_is_one_line_whatever_the_client_sends(tiny_repository: Path) -> None:
+    with ServerProcess("--model-repository", str(tiny_repository), "--log-level", "debug") as server:
+        url = server.wait_until_ready()
+        forged = "x\n2026-01-01T00:00:00.000 ERROR forged: line"
+        httpx.post(f"{url}/infer", json={"inputs": "Once", forged: 1, "parameters": {"max_new_tokens": 1}}, timeout=60)
+        server.wait_for(re.compile("unknown fields ignored"), "stderr")
+        assert not any(line.startswith("2026-01-01T00:00:00.000") for line in server.stderr)

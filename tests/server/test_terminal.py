@@ -1,0 +1,88 @@
+"""What the person at the terminal reads: progress, log lines, the page of flags."""
+
+from __future__ import annotations
+
+import io
+import logging
+import sys
+from pathlib import Path
+
+import pytest
+
+from tengserve_adapter.listener import ListenError, listen, url_of
+from tengserve_adapter.observability.logs import LineFormatter
+from tengserve_adapter.progress import ProgressPrinter
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_gets_one_rewritten_line_a_stage() -> None:
+    terminal = Terminal()
+    progress = ProgressPrinter(terminal)
+    for stage, fraction in (("reading", 0.0), ("reading", 0.5), ("reading", 0.501), ("checking", 1.0)):
+        progress("tiny", stage, fraction)
+    progress.close()
+    assert terminal.getvalue() == (
+        "\r\x1b[Kloading tiny: reading 0 %\r\x1b[Kloading tiny: reading 50 %\nloading tiny: checking 100 %\n"
+    )
+
+
+def test_a_file_gets_a_line_at_the_start_and_the_end_of_a_stage() -> None:
+    log = io.StringIO()
+    progress = ProgressPrinter(log)
+    for percent in range(0, 101, 10):
+        progress("tiny", "reading", percent / 100)
+    progress.close()
+    assert log.getvalue() == "loading tiny: reading 0 %\nloading tiny: reading 100 %\n"
+
+
+def test_a_closed_stderr_does_not_stop_the_load() -> None:
+    class Closed(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    ProgressPrinter(Closed())("tiny", "reading", 0.5)
+
+
+def test_control_characters_of_a_message_are_escaped() -> None:
+    record = logging.LogRecord("x", logging.INFO, __file__, 1, "a\nb\x1b[31m\u2028%s", ("c\rd",), None)
+    assert LineFormatter().format(record).endswith(r" INFO x: a\nb\x1b[31m\u2028c\rd")
+
+
+def test_a_traceback_follows_its_record_marked() -> None:
+    try:
+        raise ValueError("two\nlines")
+    except ValueError:
+        record = logging.LogRecord("x", logging.ERROR, __file__, 1, "failed", None, sys.exc_info())
+    first, *others = LineFormatter().format(record).splitlines()
+    assert first.endswith(" ERROR x: failed")
+    assert all(line.startswith("  | ") for line in others)
+    assert others[-2:] == ["  | ValueError: two", "  | lines"]
+
+
+@pytest.mark.parametrize(
+    ("host", "pattern"),
+    [("127.0.0.1", "http://127.0.0.1:"), ("0.0.0.0", "http://127.0.0.1:"), ("::1", "http://[::1]:")],
+)
+def test_the_url_is_one_that_a_local_client_reaches(host: str, pattern: str) -> None:
+    try:
+        listener = listen(host, 0)
+    except ListenError:
+        assert host == "::1", "only IPv6 may be missing"
+        pytest.skip("this machine has no IPv6")
+    with listener:
+        assert url_of(listener).startswith(pattern)
+
+
+def test_the_page_of_flags_is_rendered_from_the_settings() -> None:
+    sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
+    try:
+        import _docs_cli
+    finally:
+        del sys.path[0]
+    page = _docs_cli.render()["docs/cli.md"]
+    assert "| `--http-port PORT` | from 0 to 65535 | `8080` |" in page
+    assert "| `--exit-on-error`, `--no-exit-on-error` |" in page
