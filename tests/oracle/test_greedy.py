@@ -70,6 +70,19 @@ async def test_eight_with_preemption(start_engine, greedy):
     assert engine.status().preemptions > 0
 
 
+async def test_prefix_hits_change_nothing(start_engine, greedy):
+    engine = start_engine()
+    (long,) = prompts(1, seed=7)
+    long = (long * 20)[:60]
+    await ids(engine, long, 4)
+    for length in (15, 16, 17, 32, 33, 60):
+        before = engine.status().prefix_hit_tokens
+        assert await ids(engine, long[:length], 12) == greedy(long[:length], 12)
+        assert engine.status().prefix_hit_tokens - before == (length - 1) // 16 * 16
+        tail = [*long[:length], 5, 6, 7]
+        assert await ids(engine, tail, 12) == greedy(tail, 12)
+
+
 async def test_a_seeded_answer_is_the_same_alone_and_in_any_company(start_engine):
     engine = start_engine()
 

@@ -18,6 +18,7 @@ from tengserve_backend.execution.kv_tensors import PagedKVCache
 from tengserve_backend.execution.runner import Runner
 from tengserve_backend.kvcache.block_pool import BlockPool
 from tengserve_backend.scheduling.admission import Admission
+from tengserve_backend.scheduling.prefix import PrefixSharing
 from tengserve_backend.scheduling.scheduler import Scheduler, SchedulerLimits
 from tengserve_backend.text.tokenizer import Tokenizer
 
@@ -31,12 +32,14 @@ class Capacity:
         total_blocks: of the KV cache; their size is the attention tier's.
         max_waiting_requests: requests that wait while `steps.max_running` others run.
         max_waiting_tokens: prompt tokens that wait.
+        prefix_caching: whether requests share the blocks of equal beginnings.
     """
 
     steps: SchedulerLimits
     total_blocks: int
     max_waiting_requests: int
     max_waiting_tokens: int
+    prefix_caching: bool = True
 
 
 def assemble(
@@ -59,7 +62,8 @@ def assemble(
         now: a monotonic clock in seconds, for deadlines and latencies.
     """
     pool = BlockPool(capacity.total_blocks, tier.block_size)
-    scheduler = Scheduler(capacity.steps, pool)
+    prefixes = PrefixSharing(pool, enabled=capacity.prefix_caching)
+    scheduler = Scheduler(capacity.steps, pool, prefixes)
     admission = Admission(
         max_requests=capacity.steps.max_running + capacity.max_waiting_requests,
         max_waiting_tokens=capacity.max_waiting_tokens,
@@ -82,6 +86,7 @@ def assemble(
         ),
         scheduler=scheduler,
         pool=pool,
+        prefixes=prefixes,
         admission=admission,
         release=device.release_memory,
         now=now,

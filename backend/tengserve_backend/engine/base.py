@@ -43,9 +43,10 @@ class EngineStatus:
         waiting_requests, waiting_tokens: admitted, and not started.
         running_requests: holding cache blocks.
         seconds_since_step: since the loop last finished a step, while it has work; 0.0 when idle.
-        total_blocks, free_blocks: of the KV cache.
+        total_blocks, free_blocks, cached_blocks: of the KV cache; a cached block is idle and still known by content.
         block_size: tokens a block holds.
         steps, prompt_tokens, generated_tokens, preemptions: counted since the start.
+        prefix_asked_tokens, prefix_hit_tokens: tokens of sequences that started, and those they found computed.
     """
 
     alive: bool
@@ -61,6 +62,9 @@ class EngineStatus:
     prompt_tokens: int
     generated_tokens: int
     preemptions: int
+    cached_blocks: int = 0
+    prefix_asked_tokens: int = 0
+    prefix_hit_tokens: int = 0
 
 
 class Generation(Protocol):

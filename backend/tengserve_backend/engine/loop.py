@@ -243,14 +243,14 @@ class EngineLoop:
                 )
             return
         self._failed_steps = 0
-        self._scheduler.apply(step, {seq_id: token for seq_id, token in tokens.items() if token is not None})
+        chosen = {seq_id: token for seq_id, token in tokens.items() if token is not None}
+        for seq_id in tokens.keys() - chosen.keys():
+            # Removed before the step is applied: what it left in the cache must not be shared.
+            self._fail(self._jobs[seq_id], GenerationFailedError("The model gave no finite scores for this request."))
+        self._scheduler.apply(step, chosen)
         now = self._now()
-        for seq_id, token in tokens.items():
-            job = self._jobs[seq_id]
-            if token is None:
-                self._fail(job, GenerationFailedError("The model gave no finite scores for this request."))
-            else:
-                self._progress(job, token, now)
+        for seq_id, token in chosen.items():
+            self._progress(self._jobs[seq_id], token, now)
 
     def _started(self, job: Job) -> None:
         if not job.started:

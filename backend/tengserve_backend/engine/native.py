@@ -23,6 +23,7 @@ from tengserve_backend.errors import (
 from tengserve_backend.generation import GenerationRequest
 from tengserve_backend.kvcache.block_pool import BlockPool
 from tengserve_backend.scheduling.admission import Admission
+from tengserve_backend.scheduling.prefix import PrefixSharing
 from tengserve_backend.scheduling.scheduler import Scheduler
 from tengserve_backend.scheduling.sequence import Sequence as ScheduledSequence
 from tengserve_backend.text.tokenizer import Tokenizer
@@ -51,7 +52,7 @@ class NativeEngine:
         info: the model.
         defaults: the model's own generation defaults.
         tokenizer: safe to call from several threads.
-        loop, scheduler, pool, admission: the parts that it joins; it starts and stops the loop.
+        loop, scheduler, pool, prefixes, admission: the parts that it joins; it starts and stops the loop.
         release: called once the loop has ended, to give the model's memory back.
         now: the loop's clock.
     """
@@ -65,6 +66,7 @@ class NativeEngine:
         loop: EngineLoop,
         scheduler: Scheduler,
         pool: BlockPool,
+        prefixes: PrefixSharing,
         admission: Admission,
         release: Callable[[], None],
         now: Callable[[], float],
@@ -75,6 +77,7 @@ class NativeEngine:
         self._loop = loop
         self._scheduler = scheduler
         self._pool = pool
+        self._prefixes = prefixes
         self._admission = admission
         self._release = release
         self._now = now
@@ -120,11 +123,14 @@ class NativeEngine:
             seconds_since_step=self._loop.seconds_since_step,
             total_blocks=self._pool.total,
             free_blocks=self._pool.free,
+            cached_blocks=self._pool.cached,
             block_size=self._pool.block_size,
             steps=self._scheduler.steps,
             prompt_tokens=self._loop.prompt_tokens,
             generated_tokens=self._loop.generated_tokens,
             preemptions=self._scheduler.preemptions,
+            prefix_asked_tokens=self._prefixes.asked_tokens,
+            prefix_hit_tokens=self._prefixes.hit_tokens,
         )
 
     async def drain(self, timeout_s: float) -> bool:

@@ -5,8 +5,10 @@ decode) are served first, so a long prompt never stops a running stream; then ru
 then waiting sequences start while there is room. A preempted sequence is one whose computed count went back to 0:
 it is computed again like a prompt, and its output does not show it.
 
-Blocks are taken as tokens need them. When none is left, the sequence of the lowest rank (lowest priority, newest)
-gives its own back and waits. The sequence of the highest rank can always go on, so there is always progress.
+A sequence that begins like an earlier one starts with the blocks that are still known and has fewer tokens to
+compute. Other blocks are taken as tokens need them. When none is left, the sequence of the lowest rank (lowest
+priority, newest) gives its own back and waits. The sequence of the highest rank can always go on, so there is always
+progress.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tengserve_backend.kvcache.block_pool import BlockPool
+from tengserve_backend.scheduling.prefix import PrefixSharing
 from tengserve_backend.scheduling.queue import WaitingQueue
 from tengserve_backend.scheduling.sequence import Sequence
 from tengserve_backend.scheduling.step import ScheduledSequence, Step
@@ -49,9 +52,10 @@ class Scheduler:
     ```
     """
 
-    def __init__(self, limits: SchedulerLimits, pool: BlockPool) -> None:
+    def __init__(self, limits: SchedulerLimits, pool: BlockPool, prefixes: PrefixSharing) -> None:
         self._limits = limits
         self._pool = pool
+        self._prefixes = prefixes
         self._waiting = WaitingQueue()
         self._running: dict[int, Sequence] = {}
         self._steps = 0
@@ -86,6 +90,7 @@ class Scheduler:
         if self._running.pop(sequence.seq_id, None) is None:
             self._waiting.remove(sequence)
         self._release(sequence)
+        self._prefixes.forget(sequence)
 
     def schedule(self) -> Step | None:
         """The next step, or None when there is nothing to do."""
@@ -125,6 +130,7 @@ class Scheduler:
             if sequence is None:
                 continue
             sequence.computed += len(part.token_ids)
+            self._prefixes.publish(sequence)
             if part.samples:
                 sequence.token_ids.append(tokens[part.seq_id])
 
@@ -152,18 +158,22 @@ class Scheduler:
         sequence = self._waiting.peek()
         if sequence is None:
             return None
-        needed = self._pool.blocks_for(len(sequence.token_ids))
-        if needed > self._pool.free:
+        found = self._prefixes.find(sequence)
+        needed = self._pool.blocks_for(len(sequence.token_ids)) - len(found)
+        if needed + self._pool.cached_among(found) > self._pool.available:
             return None
         self._waiting.remove(sequence)
-        sequence.blocks = self._pool.allocate(needed)
+        self._pool.share(found)
+        sequence.blocks = found + self._pool.allocate(needed)
+        sequence.computed = len(found) * self._pool.block_size
         self._running[sequence.seq_id] = sequence
+        self._prefixes.started(sequence)
         return sequence
 
     def _grow(self, sequence: Sequence, count: int, parts: Mapping[int, ScheduledSequence]) -> bool:
         """Make the blocks cover `count` more tokens, preempting sequences of lower rank; False when that failed."""
         missing = self._pool.blocks_for(sequence.computed + count) - len(sequence.blocks)
-        while missing > self._pool.free:
+        while missing > self._pool.available:
             victim = max(self._running.values(), key=lambda member: member.rank)
             if victim.seq_id in parts:
                 return False  # everything of lower rank has its part in this step already: wait for the next one

@@ -3,15 +3,24 @@
 import pytest
 
 from tengserve_backend.kvcache.block_pool import BlockPool
+from tengserve_backend.scheduling.prefix import PrefixSharing
 from tengserve_backend.scheduling.scheduler import Scheduler, SchedulerLimits
 from tengserve_backend.scheduling.sequence import Sequence
 from tengserve_backend.scheduling.step import Step
 
 
 def make(
-    *, budget: int = 32, running: int = 4, chunk: int | None = None, blocks: int = 64, block_size: int = 4
+    *,
+    budget: int = 32,
+    running: int = 4,
+    chunk: int | None = None,
+    blocks: int = 64,
+    block_size: int = 4,
+    sharing: bool = False,
 ) -> Scheduler:
-    return Scheduler(SchedulerLimits(budget, running, chunk or budget), BlockPool(blocks, block_size))
+    pool = BlockPool(blocks, block_size)
+    prefixes = PrefixSharing(pool, enabled=sharing)
+    return Scheduler(SchedulerLimits(budget, running, chunk or budget), pool, prefixes)
 
 
 def sequence(seq_id: int, prompt: int, priority: int = 5) -> Sequence:
@@ -138,3 +147,71 @@ def test_a_result_for_a_sequence_removed_meanwhile_is_dropped():
 def test_limits_that_would_starve_a_decode_are_refused():
     with pytest.raises(ValueError, match="room for one token of each running sequence"):
         SchedulerLimits(max_batched_tokens=4, max_running=5, max_chunk_tokens=4)
+
+
+# Prefix sharing
+
+
+@pytest.mark.parametrize(("prompt", "found"), [(3, 0), (4, 0), (5, 4), (8, 4), (9, 8)])
+def test_a_known_beginning_is_not_computed_again_but_its_last_token_is(prompt, found):
+    scheduler = make(sharing=True)
+    first = sequence(0, prompt)
+    scheduler.add(first)
+    run(scheduler)
+    scheduler.remove(first)
+    scheduler.add(sequence(1, prompt))
+    assert run(scheduler) == {1: (found, prompt - found, True)}
+
+
+def test_running_sequences_share_blocks_and_each_gives_them_back_once():
+    scheduler = make(sharing=True, blocks=6)
+    first, second = sequence(0, 9), sequence(1, 9)
+    scheduler.add(first)
+    run(scheduler)
+    scheduler.add(second)
+    run(scheduler)
+    assert second.blocks[:2] == first.blocks[:2]
+    assert second.blocks[2] != first.blocks[2]
+    assert scheduler._pool.used == 4
+    scheduler.remove(first)
+    scheduler.check()
+    assert scheduler._pool.used == 3
+    scheduler.remove(second)
+    scheduler.check()
+    assert (scheduler._pool.used, scheduler._pool.cached) == (0, 2)
+
+
+def test_only_computed_blocks_are_shared():
+    scheduler = make(sharing=True, budget=4, running=2)
+    scheduler.add(sequence(0, 20))
+    run(scheduler)
+    scheduler.add(sequence(1, 20))
+    step = run(scheduler)
+    assert step == {0: (4, 4, False)}
+    scheduler.remove(next(s for s in scheduler._running.values() if s.seq_id == 0))
+    assert run(scheduler) == {1: (8, 4, False)}
+
+
+def test_a_preempted_sequence_finds_its_own_blocks_again():
+    scheduler = make(blocks=4, block_size=4, sharing=True)
+    old, new = sequence(0, 7), Sequence(1, 5, 1, 7, list(range(200, 207)))
+    scheduler.add(old)
+    scheduler.add(new)
+    for _ in range(3):
+        run(scheduler)
+    assert scheduler.preemptions == 1
+    scheduler.remove(old)
+    (part,) = run(scheduler).values()
+    assert part[0] > 0
+
+
+def test_output_tokens_are_shared_too():
+    scheduler = make(sharing=True)
+    first = sequence(0, 3)
+    scheduler.add(first)
+    for _ in range(6):
+        run(scheduler)
+    scheduler.remove(first)
+    follow_up = Sequence(1, 5, 1, 10, [*first.token_ids, 50])
+    scheduler.add(follow_up)
+    assert run(scheduler) == {1: (8, 2, True)}
