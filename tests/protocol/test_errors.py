@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from fastapi import FastAPI
+from fastapi import FastAPI, HTTPException
 
 from support.asgi import app_with, client_of
 from support.fake_engine import FakeEngine, FakeModels
@@ -124,7 +124,15 @@ async def test_what_other_routes_of_the_app_raise_is_json_too() -> None:
     async def broken(number: int) -> None:
         raise ValueError("/secret/path")
 
+    @app.get("/wordy")
+    async def wordy() -> None:
+        raise HTTPException(409, "x" * 100_000, headers={"X-Kept": "yes"})
+
     async with client_of(app) as client:
+        response = await client.get("/wordy")
+        assert (response.status_code, response.headers["x-kept"]) == (409, "yes")
+        assert response.json()["error_type"] == "Conflict"
+        assert len(response.content) < 4096
         response = await client.get("/broken", params={"number": 1})
         assert (response.status_code, response.json()["error"]) == (500, "Internal server error.")
         response = await client.get("/broken", params={"number": "x" * 10_000})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from http import HTTPStatus
 from typing import Final
 
 from fastapi import FastAPI
@@ -67,7 +68,7 @@ async def _http_exception(request: Request, error: Exception) -> Response:
     """What routing itself refuses, 404 and 405 above all, keeps its status and headers."""
     if not isinstance(error, HTTPException):
         return response_for(error)
-    error_type = "NotFoundError" if error.status_code == 404 else str(error.detail)
+    error_type = "NotFoundError" if error.status_code == 404 else HTTPStatus(error.status_code).phrase
     return error_response(error.status_code, error_body(str(error.detail), error_type), error.headers or {})
 
 
