@@ -38,7 +38,10 @@ WATCH_INTERVAL_S = 0.5
 FAILURE_GRACE_S = 2.0
 """After an engine's death: for its errors to reach their clients, and for other models' answers."""
 STOP_TIMEOUT_S = 10.0
-"""For engines to stop and threads to end; what has not ended by then ends with the process."""
+"""For engines to stop; one that has not by then ends with the process."""
+LOAD_STOP_TIMEOUT_S = 2.0
+"""For a load to end. It may be in an import or a driver call that nothing can interrupt, and nothing of it is lost:
+what a load writes, it writes atomically."""
 CLOSE_TIMEOUT_S = 5
 """For answers that are complete to reach slow clients."""
 
@@ -210,9 +213,11 @@ class Lifecycle:
         server.should_exit = True
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(asyncio.shield(http), CLOSE_TIMEOUT_S + 1.0)
-        loaded = self._loading is None or await self._loading.wait(STOP_TIMEOUT_S)
-        if not (stopped and loaded):
-            _log.warning("a model did not stop in time; it ends with the process")
+        if not stopped:
+            _log.warning("an engine did not stop in %g s; it ends with the process", STOP_TIMEOUT_S)
+            end_now(stop.exit_code)
+        if self._loading is not None and not await self._loading.wait(LOAD_STOP_TIMEOUT_S):
+            _log.info("the load did not end in %g s; it ends with the process", LOAD_STOP_TIMEOUT_S)
             end_now(stop.exit_code)
 
 

@@ -87,12 +87,20 @@ def test_a_signal_while_loading_ends_the_process(loading: ServerProcess, number:
     assert loading.wait() == 0
 
 
+def test_a_signal_ends_the_process_though_an_engine_hangs(scripted_repository: Path) -> None:
+    with ready(scripted_repository) as server:
+        tell(server, "hang")
+        server.signal(signal.SIGTERM)
+        assert server.wait() == 0
+        assert any("an engine did not stop" in line for line in server.stderr)
+
+
 def test_a_signal_ends_the_process_though_the_load_hangs(scripted_repository: Path) -> None:
     with ServerProcess("--model-repository", str(scripted_repository), "--stuck", program=PROGRAM) as server:
         server.wait_for(re.compile("waiting for the device"), "stderr")
         server.signal(signal.SIGTERM)
         assert server.wait() == 0
-        assert any("did not stop in time" in line for line in server.stderr)
+        assert any("the load did not end" in line for line in server.stderr)
 
 
 def test_sigterm_lets_a_stream_end_and_admits_nothing_new(scripted_repository: Path) -> None:

@@ -6,6 +6,7 @@ Lines on stdin, each answered with "did <line>" on stderr:
 - `fail`: it fails to load.
 - `token`: every running generation makes one token; its first one it makes unasked.
 - `finish`: every running generation ends.
+- `hang`: the engine will not stop when it is told to.
 - `die`: the engine is dead, and its generations fail.
 
 The flag --stuck makes a load ignore the server's stop, as a device driver might.
@@ -69,6 +70,7 @@ class ScriptedEngine:
         self._running: set[ScriptedGeneration] = set()
         self._draining = False
         self._failure: str | None = None
+        self._hangs = False
         self._idle: asyncio.Event | None = None
 
     async def submit(self, request: GenerationRequest) -> ScriptedGeneration:
@@ -113,10 +115,13 @@ class ScriptedEngine:
         return not self._running
 
     def stop(self) -> None:
+        if self._hangs:
+            threading.Event().wait()
         for generation in list(self._running):
             generation.fail(RequestAbortedError("The server stopped before the answer was complete."))
 
     def do(self, command: str) -> None:
+        self._hangs = self._hangs or command == "hang"
         if command == "die":
             self._failure = "The device is gone."
         for generation in list(self._running):
@@ -166,5 +171,5 @@ class Script:
 if __name__ == "__main__":
     script = Script(stuck="--stuck" in sys.argv)
     server.load_model = script.load  # type: ignore[assignment]  # a scripted engine is an Engine
-    lifecycle.STOP_TIMEOUT_S = 0.5
+    lifecycle.STOP_TIMEOUT_S = lifecycle.LOAD_STOP_TIMEOUT_S = 0.5
     raise SystemExit(cli.main([argument for argument in sys.argv[1:] if argument != "--stuck"]))
