@@ -149,6 +149,8 @@ class Lifecycle:
         http = asyncio.ensure_future(serving)
         http.add_done_callback(self._on_server_end)
         helpers = [asyncio.create_task(self._load(server.listening)), asyncio.create_task(self._watch_engines())]
+        for helper in helpers:
+            helper.add_done_callback(self._on_helper_end)
         try:
             stop = await self._stop
         finally:
@@ -168,6 +170,12 @@ class Lifecycle:
         if not http.cancelled() and http.exception() is not None:
             _log.error("the HTTP server failed", exc_info=http.exception())
         self._end(Stop("the HTTP server ended", 1))
+
+    def _on_helper_end(self, helper: asyncio.Task[None]) -> None:
+        """A server that nobody watches must not stay up."""
+        if not helper.cancelled() and helper.exception() is not None:
+            _log.error("the lifecycle failed", exc_info=helper.exception())
+            self._end(Stop("an internal error", 1))
 
     def _end(self, stop: Stop) -> None:
         self._draining = True

@@ -180,6 +180,13 @@ def test_a_dead_engine_fails_its_waiters_and_ends_the_process(scripted_repositor
         assert any("died: The device is gone." in line for line in server.stderr)
 
 
+def test_a_server_that_cannot_watch_its_engines_ends(scripted_repository: Path) -> None:
+    with ready(scripted_repository) as server:
+        server.tell("confuse")
+        assert server.wait() == 1
+        assert any("the lifecycle failed" in line for line in server.stderr)
+
+
 def test_engine_numbers_and_answers_are_on_the_metrics_page(scripted_repository: Path) -> None:
     with ready(scripted_repository) as server:
         httpx.post(f"{server.url}/v2/models/nothing/generate", json={"text_input": "Once"})

@@ -6,6 +6,7 @@ Lines on stdin, each answered with "did <line>" on stderr:
 - `fail`: it fails to load.
 - `token`: every running generation makes one token; its first one it makes unasked.
 - `finish`: every running generation ends.
+- `confuse`: asking the engine for its status fails, which must never happen.
 - `hang`: the engine will not stop when it is told to.
 - `die`: the engine is dead, and its generations fail.
 
@@ -71,6 +72,7 @@ class ScriptedEngine:
         self._draining = False
         self._failure: str | None = None
         self._hangs = False
+        self._confused = False
         self._idle: asyncio.Event | None = None
 
     async def submit(self, request: GenerationRequest) -> ScriptedGeneration:
@@ -89,6 +91,8 @@ class ScriptedEngine:
             self._idle.set()
 
     def status(self) -> EngineStatus:
+        if self._confused:
+            raise RuntimeError("confused")
         return EngineStatus(
             self._failure is None,
             self._failure,
@@ -122,6 +126,7 @@ class ScriptedEngine:
 
     def do(self, command: str) -> None:
         self._hangs = self._hangs or command == "hang"
+        self._confused = self._confused or command == "confuse"
         if command == "die":
             self._failure = "The device is gone."
         for generation in list(self._running):
