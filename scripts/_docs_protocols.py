@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tengserve_adapter.http.body import INLINE_BYTES, MAX_CONTAINERS, MAX_DEPTH, MAX_VALUES
 from tengserve_adapter.http.errors import MAX_ERROR_BYTES, REPLIES
 from tengserve_adapter.protocols.checks import given
 from tengserve_adapter.protocols.fields import Dialect, Field, Kind, Place, Rule, fields_of
@@ -11,15 +12,16 @@ _MADE = "<!-- Made by scripts/docs from {source}; change that file instead. -->"
 _FIELDS_FROM = _MADE.format(source="tengserve_adapter/protocols/fields.py and scripts/_docs_protocols.py")
 _ERRORS_FROM = _MADE.format(source="tengserve_adapter/http/errors.py and scripts/_docs_protocols.py")
 
-_RULES = """
+_RULES = f"""
 ## Rules of values
 
 - `null` counts as absent everywhere but in the prompt.
 - An integer is a JSON integer: not `20.0`, `"20"` or `true`. A float field takes an integer too. NaN and infinities are
   refused.
 - An unknown field is ignored, and counted in the metric `tengserve_ignored_fields_total`.
-- The body is read as UTF-8 JSON whatever its Content-Type; of equal keys the last wins; arrays and objects may nest 64
-  deep.
+- The body is read as UTF-8 JSON whatever its Content-Type; of equal keys the last wins. Arrays and objects may nest
+  {MAX_DEPTH} deep; a body of more than {INLINE_BYTES // 1024} KiB holds at most {MAX_VALUES} values and
+  {MAX_CONTAINERS} arrays and objects.
 - A value that breaks its rule is answered with 422 and a sentence that names the field, the rule and the value
   ([errors](errors.md)).
 """

@@ -91,6 +91,28 @@ async def test_depth_is_bounded_at_64() -> None:
         assert response.status_code == 200
 
 
+@pytest.mark.parametrize("unit", [b"[],", b"1,", b'"[",', b'"\\"",', b'"\\\\",', b'{"a":1},'], ids=bytes.decode)
+async def test_the_number_of_values_is_bounded(unit: bytes) -> None:
+    """Otherwise such a body costs a gigabyte and stops every stream for seconds."""
+    body = b'{"inputs":"a","x":[' + unit * 1_200_000 + b"1]}"
+    async with client_of(app_with(FakeEngine())) as client:
+        response = await client.post("/infer", content=body)
+    assert response.status_code == 422
+    assert "more than 1114112 values" in response.json()["error"]
+
+
+@pytest.mark.parametrize("text", [",", "[", "{", '",', '\\",', "\\[", '"[', '\\"{'])
+async def test_a_prompt_may_hold_any_number_of_commas_and_brackets(text: str) -> None:
+    engine = FakeEngine()
+    prompt = text * (4_194_304 // len(text))
+    async with client_of(app_with(engine)) as client:
+        response = await client.post("/infer", json={"inputs": prompt, "parameters": {"stop": ['"', "\\"]}})
+        assert response.status_code == 200
+        response = await client.post("/infer", content=b'{"inputs":"' + text.encode() * 500_000)
+        assert response.status_code == 422
+    assert engine.requests[0].prompt == prompt
+
+
 async def test_odd_but_right_bodies() -> None:
     engine = FakeEngine()
     async with client_of(app_with(engine)) as client:

@@ -13,12 +13,18 @@ from starlette.types import Receive
 from tengserve_adapter.http.disconnect import ClientDisconnected
 from tengserve_adapter.http.errors import BodyTimeoutError
 from tengserve_backend.errors import InvalidRequestError, RequestTooLargeError
+from tengserve_backend.generation.limits import MAX_PROMPT_TOKENS
 
 INLINE_BYTES: Final = 256 * 1024
 """A larger body is parsed in a worker thread: about a millisecond of work is what the event loop can spare."""
 
 MAX_DEPTH: Final = 64
 """Arrays and objects within each other, the body itself counted; no dialect needs more than a handful."""
+
+MAX_VALUES: Final = MAX_PROMPT_TOKENS + 64 * 1024
+MAX_CONTAINERS: Final = 16 * 1024
+"""Values in a body, and arrays and objects among them. The longest array that means anything holds one prompt's tokens.
+Without these limits, 40 MB of `[],[],...` cost a gigabyte of memory and seconds in which no stream moves."""
 
 _T = TypeVar("_T")
 
@@ -74,7 +80,32 @@ async def parse_body(raw: bytes, parse: Callable[[dict[str, object]], _T]) -> _T
     """
     if len(raw) <= INLINE_BYTES:
         return parse(load_object(raw))
-    return await asyncio.to_thread(lambda: parse(load_object(raw)))
+    return await asyncio.to_thread(lambda: parse(_load_big_object(raw)))
+
+
+def _load_big_object(raw: bytes) -> dict[str, object]:
+    # Nearly always the plain counts settle it; a prompt may hold any number of commas and brackets, though.
+    plain_values, plain_containers = raw.count(b","), raw.count(b"[") + raw.count(b"{")
+    if (plain_values > MAX_VALUES or plain_containers > MAX_CONTAINERS) and _has_too_many_values(raw):
+        raise _no_json(f"more than {MAX_VALUES} values or {MAX_CONTAINERS} arrays and objects")
+    return load_object(raw)
+
+
+def _has_too_many_values(raw: bytes) -> bool:
+    """The same counts outside of strings, in linear time and constant memory, whatever the body."""
+    raw = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
+    values = containers = strings = start = 0
+    while True:
+        quote = raw.find(b'"', start)
+        end = quote if quote >= 0 else len(raw)
+        values += raw.count(b",", start, end)
+        containers += raw.count(b"[", start, end) + raw.count(b"{", start, end)
+        strings += 1
+        if values > MAX_VALUES or containers > MAX_CONTAINERS or strings > 2 * MAX_VALUES:
+            return True
+        start = raw.find(b'"', quote + 1) + 1
+        if quote < 0 or start == 0:
+            return False
 
 
 def load_object(raw: bytes) -> dict[str, object]:
