@@ -1,32 +1,27 @@
-"""Greedy ids equal plain transformers in float32: alone, batched, chunked and preempted."""
+"""Greedy ids equal plain transformers in float32: alone, batched, chunked, preempted, on a prefix hit, reloaded."""
 
 from __future__ import annotations
 
 import asyncio
 import random
 
+from support.architectures import PACKED
 from tengserve_backend.engine.native import NativeEngine
-from tengserve_backend.generation import GenerationRequest, SamplingParams, TokenEvent
+from tengserve_backend.generation import GenerationRequest, SamplingParams
 
 
-def prompts(count: int, seed: int = 1) -> list[list[int]]:
+def prompts(count: int, seed: int = 1, longest: int = 45) -> list[list[int]]:
     chooser = random.Random(seed)
-    return [[chooser.randrange(3, 320) for _ in range(chooser.randrange(3, 60))] for _ in range(count)]
+    return [[chooser.randrange(2, 199) for _ in range(chooser.randrange(3, longest))] for _ in range(count)]
 
 
-async def answer(engine: NativeEngine, request: GenerationRequest) -> list[TokenEvent]:
-    generation = await engine.submit(request)
-    return [event async for event in generation]
-
-
-async def ids(engine: NativeEngine, prompt: list[int], count: int) -> list[int]:
-    request = GenerationRequest("r", tuple(prompt), max_new_tokens=count, ignore_eos=True)
-    return [event.token_id for event in await answer(engine, request)]
+async def ids(engine: NativeEngine, prompt: list[int], count: int, **fields) -> list[int]:
+    generation = await engine.submit(GenerationRequest("r", tuple(prompt), max_new_tokens=count, **fields))
+    return [event.token_id async for event in generation]
 
 
 async def staggered(engine: NativeEngine, all_prompts: list[list[int]], count: int) -> list[list[int]]:
     """Each request arrives when the one before it has had its second token."""
-    tasks: list[asyncio.Task[list[int]]] = []
 
     async def read(generation, arrived: asyncio.Event) -> list[int]:
         got = []
@@ -36,69 +31,74 @@ async def staggered(engine: NativeEngine, all_prompts: list[list[int]], count: i
                 arrived.set()
         return got
 
+    tasks: list[asyncio.Task[list[int]]] = []
     for prompt in all_prompts:
-        generation = await engine.submit(GenerationRequest("r", tuple(prompt), max_new_tokens=count, ignore_eos=True))
+        generation = await engine.submit(GenerationRequest("r", tuple(prompt), max_new_tokens=count))
         arrived = asyncio.Event()
         tasks.append(asyncio.create_task(read(generation, arrived)))
         await asyncio.wait_for(arrived.wait(), 60)
     return list(await asyncio.gather(*tasks))
 
 
-async def test_alone(start_engine, greedy):
-    engine = start_engine()
-    for prompt in prompts(3):
-        assert await ids(engine, prompt, 24) == greedy(prompt, 24)
+async def test_alone_and_after_a_reload(oracle):
+    batch = prompts(2)
+    expected = [oracle.greedy(prompt, 16) for prompt in batch]
+    for _ in range(2):
+        engine = oracle.start()
+        assert [await ids(engine, prompt, 16) for prompt in batch] == expected
+        oracle.stop()
 
 
-async def test_eight_with_staggered_arrival(start_engine, greedy):
-    engine = start_engine()
+async def test_eight_with_staggered_arrival(oracle):
     batch = prompts(8)
-    assert await staggered(engine, batch, 24) == [greedy(prompt, 24) for prompt in batch]
+    assert await staggered(oracle.start(), batch, 12) == [oracle.greedy(prompt, 12) for prompt in batch]
 
 
-async def test_eight_in_chunks_of_seven(start_engine, greedy):
-    engine = start_engine(chunk=7)
-    batch = prompts(8, seed=2)
-    assert await staggered(engine, batch, 24) == [greedy(prompt, 24) for prompt in batch]
+async def test_in_chunks_of_seven(oracle):
+    batch = prompts(4, seed=2)
+    assert await staggered(oracle.start(chunk=7), batch, 12) == [oracle.greedy(prompt, 12) for prompt in batch]
 
 
-async def test_eight_with_preemption(start_engine, greedy):
-    engine = start_engine(blocks=14)
-    batch = prompts(8, seed=3)
-    got = await asyncio.gather(*(ids(engine, prompt, 24) for prompt in batch))
-    assert list(got) == [greedy(prompt, 24) for prompt in batch]
+async def test_with_preemption(oracle):
+    engine = oracle.start(blocks=8)
+    batch = prompts(6, seed=3)
+    got = await asyncio.gather(*(ids(engine, prompt, 20) for prompt in batch))
+    assert list(got) == [oracle.greedy(prompt, 20) for prompt in batch]
     assert engine.status().preemptions > 0
 
 
-async def test_prefix_hits_change_nothing(start_engine, greedy):
-    engine = start_engine()
+async def test_prefix_hits_change_nothing(oracle):
+    engine = oracle.start()
     (long,) = prompts(1, seed=7)
-    long = (long * 20)[:60]
-    await ids(engine, long, 4)
-    for length in (15, 16, 17, 32, 33, 60):
+    long = (long * 20)[:50]
+    await ids(engine, long, 2)
+    for length in (15, 16, 17, 33):
         before = engine.status().prefix_hit_tokens
-        assert await ids(engine, long[:length], 12) == greedy(long[:length], 12)
-        assert engine.status().prefix_hit_tokens - before == (length - 1) // 16 * 16
-        tail = [*long[:length], 5, 6, 7]
-        assert await ids(engine, tail, 12) == greedy(tail, 12)
+        prompt = long[:length]
+        assert await ids(engine, prompt, 8) == oracle.greedy(prompt, 8)
+        expected_hit = (length - 1) // 16 * 16 if oracle.name in PACKED else 0
+        assert engine.status().prefix_hit_tokens - before == expected_hit
+    tail = [*long[:33], 5, 6, 7]
+    assert await ids(engine, tail, 8) == oracle.greedy(tail, 8)
 
 
-async def test_a_seeded_answer_is_the_same_alone_and_in_any_company(start_engine):
-    engine = start_engine()
+async def test_a_seeded_answer_is_the_same_alone_and_in_any_company(llama):
+    oracle = llama()
+    engine = oracle.start()
 
-    def sampled(prompt: list[int], seed: int | None) -> GenerationRequest:
+    async def sampled(prompt: list[int], seed: int | None) -> list[int]:
         sampling = SamplingParams(do_sample=True, temperature=0.9, top_k=50, top_p=0.95, seed=seed)
-        return GenerationRequest("r", tuple(prompt), sampling=sampling, max_new_tokens=32, ignore_eos=True)
+        return await ids(engine, prompt, 32, sampling=sampling)
 
-    async def text(request: GenerationRequest) -> str:
-        return "".join(event.text for event in await answer(engine, request))
-
-    first, *others = prompts(8, seed=4)
-    alone = await text(sampled(first, 42))
-    among_unseeded = await asyncio.gather(text(sampled(first, 42)), *(text(sampled(p, None)) for p in others))
-    among_seeded = await asyncio.gather(
-        *(text(sampled(p, 100 + n)) for n, p in enumerate(others)), text(sampled(first, 42))
-    )
-    assert among_unseeded[0] == alone
-    assert among_seeded[-1] == alone
-    assert await text(sampled(first, 43)) != alone
+    try:
+        first, *others = prompts(8, seed=4)
+        alone = await sampled(first, 42)
+        among_unseeded = await asyncio.gather(sampled(first, 42), *(sampled(prompt, None) for prompt in others))
+        among_seeded = await asyncio.gather(
+            *(sampled(prompt, 100 + n) for n, prompt in enumerate(others)), sampled(first, 42)
+        )
+        assert among_unseeded[0] == alone
+        assert among_seeded[-1] == alone
+        assert await sampled(first, 43) != alone
+    finally:
+        oracle.stop()

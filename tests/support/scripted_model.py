@@ -22,6 +22,8 @@ from tengserve_backend.engine.base import ModelInfo
 from tengserve_backend.engine.native import ModelDefaults, NativeEngine
 from tengserve_backend.execution.attention.portable import PortableAttention
 from tengserve_backend.execution.attention.registry import IMPLEMENTATION
+from tengserve_backend.execution.kv_tensors import PagedKVCache
+from tengserve_backend.execution.packed import PackedForward
 from tengserve_backend.generation import ModelLimits
 from tengserve_backend.scheduling.scheduler import SchedulerLimits
 
@@ -108,9 +110,20 @@ def scripted_engine(
     now: Callable[[], float] = time.monotonic,
 ) -> NativeEngine:
     """A whole engine around a ScriptedModel; the caller stops it."""
-    tier = PortableAttention()
+    attention, device = PortableAttention(), CpuDevice()
     return assemble(
-        model=ScriptedModel(script, vocab_size, before_step),
+        forward=PackedForward(
+            model=ScriptedModel(script, vocab_size, before_step),
+            cache=PagedKVCache(
+                total_blocks=total_blocks,
+                block_size=attention.block_size,
+                dtype=torch.float32,
+                device=device.torch_device,
+            ),
+            attention=attention,
+            device=device.torch_device,
+            chunks={},
+        ),
         info=ModelInfo(
             name=name,
             version="1",
@@ -120,13 +133,11 @@ def scripted_engine(
             full_text_enabled=full_text_enabled,
             device="cpu",
             dtype="float32",
-            attention_tier=tier.name,
+            attention_tier=attention.name,
         ),
         defaults=ModelDefaults(top_k=0, eos_ids=frozenset(eos_ids)),
         tokenizer=tokenizer or ByteTokenizer(),
-        device=CpuDevice(),
-        tier=tier,
-        dtype=torch.float32,
+        device=device,
         capacity=Capacity(
             steps=SchedulerLimits(
                 max_batched_tokens=max_batched_tokens,

@@ -1,20 +1,16 @@
-"""Joins the parts of a native engine around a model that is in memory."""
+"""Joins the parts of a native engine around a forward."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
-
-import torch
 
 from tengserve_backend.devices.base import DeviceBackend
 from tengserve_backend.engine.base import ModelInfo
 from tengserve_backend.engine.loop import EngineLoop
 from tengserve_backend.engine.native import ModelDefaults, NativeEngine
-from tengserve_backend.execution.attention.tier import AttentionTier
-from tengserve_backend.execution.kv_tensors import PagedKVCache
+from tengserve_backend.execution.forward import ModelForward
 from tengserve_backend.execution.runner import Runner
 from tengserve_backend.kvcache.block_pool import BlockPool
 from tengserve_backend.scheduling.admission import Admission
@@ -29,7 +25,7 @@ class Capacity:
 
     Attributes:
         steps: what one step may hold.
-        total_blocks: of the KV cache; their size is the attention tier's.
+        total_blocks: of the KV cache; their size is the forward's.
         max_waiting_requests: requests that wait while `steps.max_running` others run.
         max_waiting_tokens: prompt tokens that wait.
         prefix_caching: whether requests share the blocks of equal beginnings.
@@ -44,39 +40,28 @@ class Capacity:
 
 def assemble(
     *,
-    model: Any,
+    forward: ModelForward,
     info: ModelInfo,
     defaults: ModelDefaults,
     tokenizer: Tokenizer,
     device: DeviceBackend,
-    tier: AttentionTier,
-    dtype: torch.dtype,
     capacity: Capacity,
     now: Callable[[], float] = time.monotonic,
 ) -> NativeEngine:
     """An engine that runs. Its owner stops it.
 
     Args:
-        model: called as transformers' causal language models are, its attention being our registry function.
-        dtype: of the KV cache.
+        forward: the model, over as many blocks as `capacity` says.
         now: a monotonic clock in seconds, for deadlines and latencies.
     """
-    pool = BlockPool(capacity.total_blocks, tier.block_size)
+    pool = BlockPool(capacity.total_blocks, forward.block_size)
     prefixes = PrefixSharing(pool, enabled=capacity.prefix_caching)
     scheduler = Scheduler(capacity.steps, pool, prefixes)
     admission = Admission(
         max_requests=capacity.steps.max_running + capacity.max_waiting_requests,
         max_waiting_tokens=capacity.max_waiting_tokens,
     )
-    runner = Runner(
-        model=model,
-        cache=PagedKVCache(
-            total_blocks=pool.total, block_size=pool.block_size, dtype=dtype, device=device.torch_device
-        ),
-        tier=tier,
-        device=device.torch_device,
-        eos_ids=sorted(defaults.eos_ids),
-    )
+    runner = Runner(forward=forward, eos_ids=sorted(defaults.eos_ids))
     return NativeEngine(
         info=info,
         defaults=defaults,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from tengserve_backend.engine.assembly import Capacity, assemble
 from tengserve_backend.engine.base import ModelInfo
 from tengserve_backend.engine.native import ModelDefaults, NativeEngine
 from tengserve_backend.errors import ConfigurationError
-from tengserve_backend.execution.kv_tensors import LayerShape
+from tengserve_backend.execution.choose import ForwardChoice, build_forward, choose_forward
 from tengserve_backend.execution.loader import (
     DTYPES,
     eos_token_ids,
@@ -23,7 +22,6 @@ from tengserve_backend.execution.loader import (
     load_generation_config,
     load_model,
 )
-from tengserve_backend.execution.selfcheck import check_packed_forward
 from tengserve_backend.generation import ModelLimits
 from tengserve_backend.repository.settings import ModelSettings
 from tengserve_backend.repository.source import ModelSource, Progress
@@ -52,12 +50,15 @@ def load_engine(source: ModelSource, weights_dir: Path, progress: Progress) -> N
     tokenizer = load_tokenizer(weights_dir)
     progress("loading the weights", 0.0)
     model = load_model(weights_dir, config, dtype=dtype, device=device.torch_device)
-    progress("checking the packed forward", 0.0)
-    tier = device.attention_tier()
+    progress("checking the forward", 0.0)
+    attention = device.attention_tier()
     vocab_size = int(text_config.vocab_size)
-    shapes = check_packed_forward(model, tier, vocab_size=vocab_size, device=device.torch_device, dtype=dtype)
+    choice = choose_forward(model, attention, vocab_size=vocab_size, device=device.torch_device, dtype=dtype)
     limits = _limits(settings, text_config)
-    total_blocks = _total_blocks(settings, limits, shapes, tier.block_size, dtype, device)
+    total_blocks = _total_blocks(settings, limits, choice, device)
+    forward = build_forward(
+        choice, model, attention, total_blocks=total_blocks, device=device.torch_device, dtype=dtype
+    )
     generation_config = load_generation_config(weights_dir, config)
     batched_tokens = settings.max_batched_tokens or max(device.default_batched_tokens(), settings.max_batch_size)
     info = ModelInfo(
@@ -69,7 +70,7 @@ def load_engine(source: ModelSource, weights_dir: Path, progress: Progress) -> N
         full_text_enabled=settings.full_text_enabled,
         device=device.name,
         dtype=str(dtype).removeprefix("torch."),
-        attention_tier=tier.name,
+        attention_tier=forward.tier,
     )
     _log.info(
         "model %s version %s: %s in %s on %s, attention %s, KV cache of %d blocks of %d tokens, %d tokens a step",
@@ -78,20 +79,20 @@ def load_engine(source: ModelSource, weights_dir: Path, progress: Progress) -> N
         info.architecture,
         info.dtype,
         info.device,
-        tier.name,
+        forward.tier,
         total_blocks,
-        tier.block_size,
+        forward.block_size,
         batched_tokens,
     )
+    if choice.reason:
+        _log.warning("model %s runs one sequence at a time, which is slower: %s", info.name, choice.reason)
     progress("starting", 1.0)
     return assemble(
-        model=model,
+        forward=forward,
         info=info,
         defaults=ModelDefaults(top_k=_top_k(generation_config), eos_ids=frozenset(eos_token_ids(generation_config))),
         tokenizer=tokenizer,
         device=device,
-        tier=tier,
-        dtype=dtype,
         capacity=Capacity(
             steps=SchedulerLimits(
                 max_batched_tokens=batched_tokens,
@@ -128,16 +129,10 @@ def _top_k(generation_config: Any) -> int:
     return _DEFAULT_TOP_K if top_k is None else int(top_k)
 
 
-def _total_blocks(
-    settings: ModelSettings,
-    limits: ModelLimits,
-    shapes: Mapping[int, LayerShape],
-    block_size: int,
-    dtype: torch.dtype,
-    device: DeviceBackend,
-) -> int:
+def _total_blocks(settings: ModelSettings, limits: ModelLimits, choice: ForwardChoice, device: DeviceBackend) -> int:
     """Blocks of the KV cache: what memory allows, and no more than full batches of full sequences could use."""
-    block_bytes = block_size * sum(shape.bytes_per_token(dtype) for shape in shapes.values())
+    block_size = choice.block_size
+    block_bytes = block_size * choice.bytes_per_token
     budget = settings.kv_cache_memory
     if budget.bytes is not None:
         memory = budget.bytes

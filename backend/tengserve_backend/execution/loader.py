@@ -1,4 +1,4 @@
-"""Loading a transformers model so that it can run packed on our pages."""
+"""Loading a transformers model and what its files say about it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from transformers.utils import logging as transformers_logging
 
 from tengserve_backend.errors import ConfigurationError
-from tengserve_backend.execution.attention.registry import IMPLEMENTATION
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -33,7 +32,7 @@ def load_config(weights_dir: Path) -> Any:
 
 
 def load_model(weights_dir: Path, config: Any, *, dtype: torch.dtype, device: torch.device) -> Any:
-    """The model in evaluation mode on the device, its attention going through our registry function.
+    """The model in evaluation mode on the device, with the attention that transformers chooses for it.
 
     Raises:
         ConfigurationError: the weights cannot be read or do not belong to the configuration.
@@ -45,7 +44,6 @@ def load_model(weights_dir: Path, config: Any, *, dtype: torch.dtype, device: to
             weights_dir,
             config=config,
             dtype=dtype,
-            attn_implementation=IMPLEMENTATION,
             use_safetensors=True,
             local_files_only=True,
             trust_remote_code=False,

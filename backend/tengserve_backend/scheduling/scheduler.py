@@ -58,6 +58,7 @@ class Scheduler:
         self._prefixes = prefixes
         self._waiting = WaitingQueue()
         self._running: dict[int, Sequence] = {}
+        self._preempted: list[int] = []
         self._steps = 0
         self.preemptions = 0
 
@@ -114,7 +115,8 @@ class Scheduler:
             budget -= self._put(admitted, count, parts)
         if not parts:
             return None
-        step = Step(self._steps, tuple(parts.values()))
+        step = Step(self._steps, tuple(parts.values()), tuple(self._preempted))
+        self._preempted.clear()
         self._steps += 1
         return step
 
@@ -189,6 +191,7 @@ class Scheduler:
         self._release(sequence)
         sequence.computed = 0
         self._waiting.push(sequence)
+        self._preempted.append(sequence.seq_id)
         self.preemptions += 1
 
     def _release(self, sequence: Sequence) -> None:

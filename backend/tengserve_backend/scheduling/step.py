@@ -31,10 +31,12 @@ class Step:
     Attributes:
         number: counts from 0.
         sequences: never empty, each sequence at most once.
+        preempted: sequences that have lost their blocks since the step before.
     """
 
     number: int
     sequences: tuple[ScheduledSequence, ...]
+    preempted: tuple[int, ...] = ()
 
     @property
     def total_tokens(self) -> int:

@@ -21,7 +21,10 @@ def written_out(query, keys, values, spec: AttentionSpec):
     for head in range(HEADS):
         kv = head // (HEADS // KV_HEADS)
         for position in range(query.shape[1]):
-            first = 0 if spec.window is None else max(0, position - spec.window + 1)
+            # Both may be set; the later of the two bounds holds.
+            by_window = 0 if spec.window is None else max(0, position - spec.window + 1)
+            by_chunk = 0 if spec.chunk is None else position - position % spec.chunk
+            first = max(by_window, by_chunk)
             scores = keys[kv, first : position + 1].double() @ query[head, position].double() * spec.scaling
             if spec.softcap is not None:
                 scores = spec.softcap * torch.tanh(scores / spec.softcap)
@@ -37,6 +40,8 @@ def written_out(query, keys, values, spec: AttentionSpec):
     [
         AttentionSpec(scaling=0.3),
         AttentionSpec(scaling=0.3, window=5),
+        AttentionSpec(scaling=0.3, chunk=7),
+        AttentionSpec(scaling=0.3, chunk=7, window=5),
         AttentionSpec(scaling=0.9, softcap=1.5),
         AttentionSpec(scaling=0.9, softcap=1.5, window=3),
         AttentionSpec(scaling=0.3, sinks=torch.tensor([0.5, -1.0, 2.0, 0.0])),

@@ -26,32 +26,32 @@ class PortableAttention:
         total, heads = query.shape[1], query.shape[0]
         out = query.new_empty((total, heads, pages.values.shape[2]))
         for span in spans:
-            first = 0
-            if spec.window is not None:
-                # Keys before the first query's window are seen by nobody.
-                first = max(0, span.context - span.count - spec.window + 1)
+            first = _first_key(span.context - span.count, spec)
             slots = span.slots[first:]
             rows = slice(span.offset, span.offset + span.count)
             keys = pages.keys.index_select(0, slots).transpose(0, 1)
             values = pages.values.index_select(0, slots).transpose(0, 1)
-            out[rows] = _attend_one(query[:, rows], keys, values, spec).transpose(0, 1)
+            mask = None if span.count == 1 else _causal_mask(span, first, spec, query.device)
+            out[rows] = _attend_one(query[:, rows], keys, values, mask, spec).transpose(0, 1)
         return out
 
 
-def _attend_one(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, spec: AttentionSpec) -> torch.Tensor:
+def _attend_one(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, spec: AttentionSpec
+) -> torch.Tensor:
     """Attention of one sequence's last queries.
 
     Args:
         query: [query heads, n, key_dim]; the last n of the L positions.
         keys: [kv heads, L, key_dim].
         values: [kv heads, L, value_dim].
+        mask: bool [n, L], True where a query sees a key; None when all do.
 
     Returns:
         [query heads, n, value_dim].
     """
     heads, count, _ = query.shape
-    kv_heads, length, value_dim = values.shape
-    mask = None if count == 1 else _causal_mask(count, length, spec.window, query.device)
+    kv_heads, _, value_dim = values.shape
     if spec.softcap is not None or spec.sinks is not None:
         return _attend_explicitly(query, keys, values, mask, spec)
     if count == 1 and heads != kv_heads:
@@ -90,9 +90,23 @@ def _attend_explicitly(
     return weights[..., : keys.shape[1]] @ values
 
 
-def _causal_mask(count: int, length: int, window: int | None, device: torch.device) -> torch.Tensor:
-    """bool [count, length]: True where the query, one of the last `count` positions, sees the key."""
-    queries = torch.arange(length - count, length, device=device).unsqueeze(1)
-    keys = torch.arange(length, device=device).unsqueeze(0)
+def _first_key(position: int, spec: AttentionSpec) -> int:
+    """The first key that a query at this position sees; nobody after it sees an earlier one."""
+    first = 0
+    if spec.window is not None:
+        first = max(first, position - spec.window + 1)
+    if spec.chunk is not None:
+        first = max(first, position // spec.chunk * spec.chunk)
+    return first
+
+
+def _causal_mask(span: Span, first: int, spec: AttentionSpec, device: torch.device) -> torch.Tensor:
+    """bool [count, context - first]: True where the query sees the key."""
+    queries = torch.arange(span.context - span.count, span.context, device=device).unsqueeze(1)
+    keys = torch.arange(first, span.context, device=device).unsqueeze(0)
     mask = keys <= queries
-    return mask if window is None else mask & (keys > queries - window)
+    if spec.window is not None:
+        mask &= keys > queries - spec.window
+    if spec.chunk is not None:
+        mask &= keys // spec.chunk == queries // spec.chunk
+    return mask

@@ -7,7 +7,7 @@ function is registered under the name, so transformers builds no mask (reference
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -32,12 +32,14 @@ class StepContext:
         batch: the step.
         cache: the engine's pages.
         tier: how to attend.
+        chunks: attention chunk size by layer, for the layers that have one.
         layers: indices of the layers called so far in this step; each is called once.
     """
 
     batch: PackedBatch
     cache: PagedKVCache
     tier: AttentionTier
+    chunks: Mapping[int, int]
     layers: set[int] = field(default_factory=set)
 
 
@@ -89,6 +91,7 @@ def _attention_forward(
     spec = AttentionSpec(
         scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
         window=sliding_window,
+        chunk=context.chunks.get(layer_idx),
         softcap=softcap,
         sinks=s_aux,
     )

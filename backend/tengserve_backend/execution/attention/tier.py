@@ -18,12 +18,14 @@ class AttentionSpec:
     Attributes:
         scaling: factor of the scores; always given by the model, never derived from the head size.
         window: a query sees this many keys, itself included; None sees all before it.
+        chunk: a query sees keys of its own chunk of this many positions only; None has no chunks.
         softcap: scores are softcap * tanh(score / softcap); None leaves them.
         sinks: [query heads]; one more score a head in the softmax that no value belongs to; None has none.
     """
 
     scaling: float
     window: int | None = None
+    chunk: int | None = None
     softcap: float | None = None
     sinks: torch.Tensor | None = None
 

@@ -1,0 +1,78 @@
+"""The packed forward: all sequences of a step in one row, keys and values in pages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tengserve_backend.execution.attention.registry import StepContext, step_context
+from tengserve_backend.execution.attention.tier import AttentionTier
+from tengserve_backend.execution.kv_tensors import PagedKVCache
+from tengserve_backend.execution.packed_batch import pack
+from tengserve_backend.scheduling.step import Step
+
+
+class PackedForward:
+    """See ModelForward.
+
+    Args:
+        model: a transformers causal language model whose attention is our registry function.
+        cache: the pages; block numbers in steps are its own.
+        attention: how to attend over them.
+        device: where the model is.
+        chunks: attention chunk size by layer, for the layers that have one.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: Any,
+        cache: PagedKVCache,
+        attention: AttentionTier,
+        device: torch.device,
+        chunks: dict[int, int],
+    ) -> None:
+        self._model = model
+        self._cache = cache
+        self._attention = attention
+        self._device = device
+        self._chunks = chunks
+
+    @property
+    def tier(self) -> str:
+        """See ModelForward."""
+        return self._attention.name
+
+    @property
+    def block_size(self) -> int:
+        """See ModelForward."""
+        return self._attention.block_size
+
+    def run(self, step: Step) -> torch.Tensor:
+        """See ModelForward. Writing the same tokens to the same slots again changes nothing."""
+        batch = pack(step, block_size=self.block_size, device=self._device)
+        context = StepContext(batch=batch, cache=self._cache, tier=self._attention, chunks=self._chunks)
+        with step_context(context):
+            output = self._model(
+                input_ids=batch.input_ids,
+                position_ids=batch.position_ids,
+                attention_mask=None,
+                use_cache=False,
+                logits_to_keep=batch.sample_rows,
+            )
+        logits: torch.Tensor = output.logits.squeeze(0)
+        return logits
+
+    def release(self, seq_id: int) -> None:
+        """Nothing: all that is remembered is in the blocks."""
+
+
+def chunked_layers(text_config: Any) -> dict[int, int]:
+    """Attention chunk sizes by layer.
+
+    Llama 4 says them in its mask alone, which a registry function does not get (reference: packed-forward, section 1).
+    """
+    size = getattr(text_config, "attention_chunk_size", None)
+    layer_types = getattr(text_config, "layer_types", None) or ()
+    return {index: int(size) for index, kind in enumerate(layer_types) if kind == "chunked_attention" and size}

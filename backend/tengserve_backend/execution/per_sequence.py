@@ -1,0 +1,131 @@
+"""The per-sequence forward: each sequence alone, with the cache that transformers makes for the model.
+
+Slower, and right for every decoder-only model: those that never call the attention registry, that mix what is packed,
+or whose rotary frequencies depend on the longest sequence of a batch. Blocks are still counted, so that memory stays
+bounded, but hold nothing.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from transformers import DynamicCache
+
+from tengserve_backend.scheduling.step import ScheduledSequence, Step
+
+BLOCK_SIZE = 16
+
+
+@dataclass(slots=True)
+class _Memory:
+    """One sequence.
+
+    Attributes:
+        token_ids: all that the sequence's parts have brought so far.
+        cache: transformers' own; None when it was never made, or given up.
+        computed: leading tokens that are in the cache.
+        logits: [vocabulary], of the last of these.
+        pieces: how many tokens each forward of this sequence took.
+    """
+
+    token_ids: list[int] = field(default_factory=list)
+    cache: DynamicCache | None = None
+    computed: int = 0
+    logits: torch.Tensor | None = None
+    pieces: list[int] = field(default_factory=list)
+
+    def give_up_cache(self) -> None:
+        self.cache, self.computed, self.logits = None, 0, None
+
+
+class PerSequenceForward:
+    """See ModelForward.
+
+    Args:
+        model: a transformers causal language model with an attention implementation of its own.
+        device: where the model is.
+        length_dependent: the model's answer depends on the length of the piece that it computes (rotary frequencies
+            that follow the longest position). Then a prompt is computed in one piece when its last chunk is due, and
+            a preempted sequence in the pieces that it was computed in before.
+    """
+
+    tier = "per-sequence"
+    block_size = BLOCK_SIZE
+
+    def __init__(self, *, model: Any, device: torch.device, length_dependent: bool) -> None:
+        self._model = model
+        self._device = device
+        self._length_dependent = length_dependent
+        self._rotary = [module for module in model.modules() if hasattr(module, "max_seq_len_cached")]
+        self._memories: dict[int, _Memory] = {}
+        accepted = inspect.signature(model.forward).parameters
+        self._takes_positions = "position_ids" in accepted
+        self._takes_rows = "logits_to_keep" in accepted
+        self._cache_argument = "cache" if "cache" in accepted else "past_key_values"
+
+    def run(self, step: Step) -> torch.Tensor:
+        """See ModelForward."""
+        for seq_id in step.preempted:
+            if seq_id in self._memories:
+                self._memories[seq_id].give_up_cache()
+        rows = [row for part in step.sequences if (row := self._run_part(part)) is not None]
+        if not rows:
+            return torch.empty((0, 0), device=self._device)
+        return torch.stack(rows)
+
+    def release(self, seq_id: int) -> None:
+        """See ModelForward."""
+        self._memories.pop(seq_id, None)
+
+    def _run_part(self, part: ScheduledSequence) -> torch.Tensor | None:
+        """Logits [vocabulary] of the part's last token, when it samples."""
+        memory = self._memories.setdefault(part.seq_id, _Memory())
+        memory.token_ids[part.start :] = part.token_ids
+        if self._length_dependent and not part.samples:
+            return None
+        try:
+            self._catch_up(memory)
+        except BaseException:
+            # Some layers may have taken the tokens and others not: start over at the next try.
+            memory.give_up_cache()
+            raise
+        return memory.logits if part.samples else None
+
+    def _catch_up(self, memory: _Memory) -> None:
+        """Compute what is known and not in the cache."""
+        if memory.cache is None:
+            memory.cache = DynamicCache(config=self._model.config)
+            replayed, memory.pieces = memory.pieces if self._length_dependent else [], []
+        else:
+            replayed = []
+        while memory.computed < len(memory.token_ids):
+            rest = len(memory.token_ids) - memory.computed
+            count = replayed.pop(0) if replayed else rest
+            end = memory.computed + count
+            memory.logits = self._forward(memory.token_ids[memory.computed : end], memory.computed, memory.cache)
+            memory.pieces.append(count)
+            memory.computed = end
+
+    def _forward(self, token_ids: list[int], start: int, cache: DynamicCache) -> torch.Tensor:
+        for module in self._rotary:
+            _forget_longest(module)
+        arguments: dict[str, Any] = {self._cache_argument: cache, "use_cache": True}
+        if self._takes_positions:
+            arguments["position_ids"] = torch.arange(start, start + len(token_ids), device=self._device).unsqueeze(0)
+        if self._takes_rows:
+            arguments["logits_to_keep"] = 1
+        output = self._model(input_ids=torch.tensor([token_ids], device=self._device), **arguments)
+        logits: torch.Tensor = output.logits[0, -1]
+        return logits
+
+
+def _forget_longest(module: Any) -> None:
+    """Rotary embeddings of the "dynamic" kind remember the longest sequence they saw; a neighbour must not show."""
+    for name in [name for name in vars(module) if name.endswith("max_seq_len_cached")]:
+        setattr(module, name, module.original_max_seq_len)
+    for name, buffer in list(module.named_buffers(recurse=False)):
+        if name.endswith("original_inv_freq"):
+            setattr(module, name.replace("original_", ""), buffer)
