@@ -197,9 +197,17 @@ class FakeModels:
 
     def statuses(self) -> tuple[FakeStatus, ...]:
         return tuple(
-            model if isinstance(model, FakeStatus) else FakeStatus(name, "1", FakeState.READY)
+            model if isinstance(model, FakeStatus) else _status_of(name, model)
             for name, model in self.models.items()
         )
 
     def default_name(self) -> str | None:
         return next(iter(self.models)) if len(self.models) == 1 else None
+
+
+def _status_of(name: str, engine: FakeEngine) -> FakeStatus:
+    """As ModelManager reports it: an engine that died is a model that is unavailable."""
+    status = engine.status()
+    if status.alive:
+        return FakeStatus(name, "1", FakeState.READY)
+    return FakeStatus(name, "1", FakeState.UNAVAILABLE, status.failure or "")

@@ -52,8 +52,9 @@ class Health:
         self.model_ready = _guarded(self._model_ready)
 
     def _live(self, request: Request) -> Response:
-        for name, version in self._in_state("READY"):
-            self._check_engine(name, version)
+        # A model whose engine died is UNAVAILABLE, and so is one that never loaded: only its engine tells them apart.
+        for status in self._context.models.statuses():
+            self._check_engine(status.name, status.version)
         return Response()
 
     def _ready(self, request: Request) -> Response:
@@ -64,9 +65,7 @@ class Health:
         if not ready:
             reasons = [f"Model {status.name}: {status.reason}" for status in self._context.models.statuses()]
             raise ModelNotReadyError(reasons[0] if reasons else "This server has no model.")
-        for name, version in ready:
-            self._check_engine(name, version)
-        return Response()
+        return self._live(request)
 
     def _server(self, request: Request) -> Response:
         return _json(server_metadata(self._context.settings.server_name, package_version("tengserve")))
