@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+AGING_ARRIVALS = 64
+"""A level of priority is worth this many later arrivals: what waits longer is served before what is more urgent."""
+
 
 @dataclass(slots=True, eq=False)
 class Sequence:
@@ -40,5 +43,9 @@ class Sequence:
 
     @property
     def rank(self) -> tuple[int, int]:
-        """Order of service: the smaller comes first."""
-        return self.priority, self.arrival
+        """Order of service, the smaller first: by priority, then first come first served.
+
+        Ageing is part of it, so that nobody waits for ever: at most AGING_ARRIVALS later requests of each higher level
+        come before a request. The order of two sequences never changes, so nothing has to be sorted again.
+        """
+        return self.arrival + self.priority * AGING_ARRIVALS, self.arrival

@@ -5,7 +5,7 @@ import pytest
 from tengserve_backend.kvcache.block_pool import BlockPool
 from tengserve_backend.scheduling.prefix import PrefixSharing
 from tengserve_backend.scheduling.scheduler import Scheduler, SchedulerLimits
-from tengserve_backend.scheduling.sequence import Sequence
+from tengserve_backend.scheduling.sequence import AGING_ARRIVALS, Sequence
 from tengserve_backend.scheduling.step import Step
 
 
@@ -87,6 +87,24 @@ def test_waiting_sequences_start_by_priority_then_arrival():
         (current,) = run(scheduler)
         order.append(current)
     assert order == [3, 2, 1]
+
+
+def test_urgent_requests_overtake_a_patient_one_so_many_times_and_no_more():
+    scheduler = make(running=1)
+    scheduler.add(sequence(0, 2))
+    run(scheduler)
+    patient = sequence(1, 2, priority=2)
+    scheduler.add(patient)
+    served = 0
+    for seq_id in range(2, 200):
+        scheduler.add(sequence(seq_id, 2, priority=1))
+        (current,) = scheduler._running.values()
+        if current is patient:
+            break
+        scheduler.remove(current)
+        run(scheduler)
+        served += 1
+    assert served == AGING_ARRIVALS  # the one that ran already, and all but one of that many later ones
 
 
 def test_without_blocks_the_newest_gives_way_and_comes_back_unchanged():
