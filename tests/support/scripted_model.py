@@ -8,6 +8,7 @@ last token is read back from the cache, and a wrong page or mask gives another t
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
@@ -57,7 +58,8 @@ class ScriptedModel(torch.nn.Module):
     """Gives `script(position of the next token, last token)` the one high logit.
 
     Args:
-        script: the next token id; "position" counts from 0 at the first token of the prompt.
+        script: the next token id; "position" counts from 0 at the first token of the prompt. An id outside the
+            vocabulary makes logits that are not finite.
         vocab_size: width of the logits.
         before_step: called at the start of each forward with the packed input ids; may block or raise.
     """
@@ -86,7 +88,11 @@ class ScriptedModel(torch.nn.Module):
         logits = torch.zeros((1, len(logits_to_keep), self._vocab_size))
         for row, index in enumerate(logits_to_keep.tolist()):
             next_position = round(1.0 / float(seen[index]))
-            logits[0, row, self._script(next_position, int(input_ids[0, index]))] = 20.0
+            token = self._script(next_position, int(input_ids[0, index]))
+            if token < self._vocab_size:
+                logits[0, row, token] = 20.0
+            else:
+                logits[0, row] = math.nan
         return SimpleNamespace(logits=logits)
 
 

@@ -9,18 +9,17 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from tengserve_backend.devices.base import DeviceBackend
 from tengserve_backend.engine.answer import Answer
 from tengserve_backend.engine.handle import GenerationHandle
 from tengserve_backend.engine.outbox import Outbox
+from tengserve_backend.engine.recovery import StepRunner, run_step
 from tengserve_backend.errors import (
     DeadlineExceededError,
     EngineFailedError,
-    GenerationFailedError,
     RequestAbortedError,
     TengserveError,
 )
@@ -28,29 +27,10 @@ from tengserve_backend.generation import Finish, ResolvedSampling, TokenEvent
 from tengserve_backend.scheduling.admission import Admission
 from tengserve_backend.scheduling.scheduler import Scheduler
 from tengserve_backend.scheduling.sequence import Sequence
-from tengserve_backend.scheduling.step import Step
 
 _log = logging.getLogger(__name__)
 
-# Steps in a row that may fail before the engine counts as broken.
-_MAX_FAILED_STEPS = 3
 _JOIN_TIMEOUT_S = 60.0
-
-
-class StepRunner(Protocol):
-    """What the loop needs of execution.runner.Runner."""
-
-    def admit(self, seq_id: int, *, prompt_ids: list[int], sampling: ResolvedSampling, min_new_tokens: int) -> None:
-        """Announce a sequence."""
-        ...
-
-    def release(self, seq_id: int) -> None:
-        """Forget a sequence."""
-        ...
-
-    def run(self, step: Step) -> Mapping[int, int | None]:
-        """Compute a step."""
-        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -125,7 +105,6 @@ class EngineLoop:
         self._stopping = False
         self._ending = threading.Lock()
         self._ended: TengserveError | None = None
-        self._failed_steps = 0
         self._thread = threading.Thread(target=self._run, name=f"engine-{name}", daemon=True)
         self._busy_since: float | None = None
         self.failure: str | None = None
@@ -229,27 +208,13 @@ class EngineLoop:
             return
         for part in step.sequences:
             self._started(self._jobs[part.seq_id])
-        try:
-            tokens = self._runner.run(step)
-        except Exception as error:
-            # What a model raises is not ours to list. The step's requests fail; the others, waiting, go on.
-            self._failed_steps += 1
-            if self._failed_steps >= _MAX_FAILED_STEPS:
-                raise
-            _log.error("a step of model %s failed", self._name, exc_info=error)
-            for part in step.sequences:
-                self._fail(
-                    self._jobs[part.seq_id], GenerationFailedError("The model failed while it ran this request.")
-                )
-            return
-        self._failed_steps = 0
-        chosen = {seq_id: token for seq_id, token in tokens.items() if token is not None}
-        for seq_id in tokens.keys() - chosen.keys():
-            # Removed before the step is applied: what it left in the cache must not be shared.
-            self._fail(self._jobs[seq_id], GenerationFailedError("The model gave no finite scores for this request."))
-        self._scheduler.apply(step, chosen)
+        outcome = run_step(step, runner=self._runner, scheduler=self._scheduler, device=self._device)
+        for seq_id, error in outcome.failures.items():
+            # Before the step is applied: what a failed sequence left in the cache must not be shared.
+            self._fail(self._jobs[seq_id], error)
+        self._scheduler.apply(outcome.step, outcome.tokens)
         now = self._now()
-        for seq_id, token in chosen.items():
+        for seq_id, token in outcome.tokens.items():
             self._progress(self._jobs[seq_id], token, now)
 
     def _started(self, job: Job) -> None:

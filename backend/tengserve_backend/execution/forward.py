@@ -35,3 +35,7 @@ class ModelForward(Protocol):
     def release(self, seq_id: int) -> None:
         """Forget what is remembered of a sequence besides its blocks."""
         ...
+
+    def probe(self) -> None:
+        """Run the model on one token that belongs to no request; raises what the model raises."""
+        ...

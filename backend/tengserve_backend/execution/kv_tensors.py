@@ -41,6 +41,7 @@ class LayerCache:
 class PagedKVCache:
     """Pages of all layers. Block b holds slots b * block_size to (b + 1) * block_size - 1.
 
+    One more block, `scratch_block`, belongs to no sequence.
     Memory of a layer is reserved at its first use, and touched by the system as slots fill.
 
     Args:
@@ -50,7 +51,8 @@ class PagedKVCache:
 
     def __init__(self, *, total_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device) -> None:
         self.block_size = block_size
-        self._slots = total_blocks * block_size
+        self.scratch_block = total_blocks
+        self._slots = (total_blocks + 1) * block_size
         self._dtype = dtype
         self._device = device
         self._layers: dict[int, LayerCache] = {}

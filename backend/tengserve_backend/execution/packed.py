@@ -10,7 +10,7 @@ from tengserve_backend.execution.attention.registry import StepContext, step_con
 from tengserve_backend.execution.attention.tier import AttentionTier
 from tengserve_backend.execution.kv_tensors import PagedKVCache
 from tengserve_backend.execution.packed_batch import pack
-from tengserve_backend.scheduling.step import Step
+from tengserve_backend.scheduling.step import ScheduledSequence, Step
 
 
 class PackedForward:
@@ -66,6 +66,11 @@ class PackedForward:
 
     def release(self, seq_id: int) -> None:
         """Nothing: all that is remembered is in the blocks."""
+
+    def probe(self) -> None:
+        """See ModelForward."""
+        part = ScheduledSequence(seq_id=-1, start=0, token_ids=(0,), blocks=(self._cache.scratch_block,), samples=True)
+        self.run(Step(-1, (part,)))
 
 
 def chunked_layers(text_config: Any) -> dict[int, int]:

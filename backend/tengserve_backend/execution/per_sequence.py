@@ -80,6 +80,10 @@ class PerSequenceForward:
         """See ModelForward."""
         self._memories.pop(seq_id, None)
 
+    def probe(self) -> None:
+        """See ModelForward."""
+        self._forward([0], 0, DynamicCache(config=self._model.config))
+
     def _run_part(self, part: ScheduledSequence) -> torch.Tensor | None:
         """Logits [vocabulary] of the part's last token, when it samples."""
         memory = self._memories.setdefault(part.seq_id, _Memory())

@@ -61,6 +61,11 @@ class Runner:
                 self._members[seq_id].output_ids.append(token)
         return chosen
 
+    @torch.inference_mode()
+    def probe(self) -> None:
+        """Run the model on nothing in particular; raises when it cannot run at all."""
+        self._forward.probe()
+
     def _sampling_row(self, seq_id: int) -> SamplingRow:
         member = self._members[seq_id]
         too_early = len(member.output_ids) < member.min_new_tokens

@@ -136,6 +136,14 @@ class Scheduler:
             if part.samples:
                 sequence.token_ids.append(tokens[part.seq_id])
 
+    def shed(self, step: Step) -> Step:
+        """Preempt the lower half of the sequences of a step that has not been applied; the step that is left."""
+        members = sorted((self._running[part.seq_id] for part in step.sequences), key=lambda member: member.rank)
+        dropped = members[-(len(members) // 2) :] if len(members) > 1 else []
+        for member in dropped:
+            self._preempt(member)
+        return step.without({member.seq_id for member in dropped})
+
     def check(self) -> None:
         """Prove that no block is lost or shared.
 

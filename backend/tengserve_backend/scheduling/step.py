@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 
@@ -30,7 +31,7 @@ class Step:
 
     Attributes:
         number: counts from 0.
-        sequences: never empty, each sequence at most once.
+        sequences: each sequence at most once.
         preempted: sequences that have lost their blocks since the step before.
     """
 
@@ -42,3 +43,13 @@ class Step:
     def total_tokens(self) -> int:
         """Tokens that the step computes."""
         return sum(len(part.token_ids) for part in self.sequences)
+
+    def without(self, seq_ids: Collection[int]) -> Step:
+        """The same step less some sequences; it may be empty."""
+        kept = tuple(part for part in self.sequences if part.seq_id not in seq_ids)
+        return Step(self.number, kept, self.preempted)
+
+    def apart(self) -> Iterator[Step]:
+        """Each part as a step of its own."""
+        for part in self.sequences:
+            yield Step(self.number, (part,), self.preempted)

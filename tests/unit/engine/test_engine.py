@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -331,34 +331,76 @@ async def test_waiting_tokens_are_bounded_and_counted_down(start):
 # Failures
 
 
-async def test_a_failing_step_fails_its_requests_and_the_next_ones_are_served(start):
+def poison(token: str) -> Callable[[Sequence[int]], None]:
+    """A model that fails whenever this token is in its input."""
+
     def fail(ids: Sequence[int]) -> None:
-        if ord("x") in ids:
+        if ord(token) in ids:
             raise RuntimeError("broken /secret/path")
 
-    engine = start(says("hi", 1, then=EOS), before_step=fail)
-    for _ in range(2):
+    return fail
+
+
+async def test_a_request_that_makes_the_model_raise_fails_alone(start):
+    engine = start(lambda position, last: last, before_step=poison("x"))
+    keepers = [await engine.submit(GenerationRequest("k", "ab"[n], max_new_tokens=50)) for n in range(2)]
+    for _ in range(5):
         with pytest.raises(GenerationFailedError) as caught:
             await run(engine, "x")
         assert "secret" not in str(caught.value)
-    assert text(await run(engine, max_new_tokens=2)) == "hi"
+    assert [text(await read(keeper)) for keeper in keepers] == ["a" * 50, "b" * 50]
     assert engine.status().alive
+    assert await engine.drain(60)
+    assert engine.status().running_requests == 0
 
 
-async def test_an_engine_that_keeps_failing_is_dead_and_everybody_hears(start):
+async def test_logits_that_are_not_finite_fail_their_request_alone_and_are_not_shared(start):
+    engine = start(lambda position, last: 1000 if last == ord("x") else last)
+    prompt = "y" * 40 + "x"
+    for _ in range(2):
+        keeper = await engine.submit(GenerationRequest("k", "a", max_new_tokens=30))
+        with pytest.raises(GenerationFailedError, match="no finite scores"):
+            await run(engine, prompt)
+        assert text(await read(keeper)) == "a" * 30
+    assert engine.status().prefix_hit_tokens == 0
+
+
+async def test_an_engine_that_cannot_run_at_all_is_dead_and_everybody_hears(start):
     def fail(ids: Sequence[int]) -> None:
         raise RuntimeError("broken /secret/path")
 
     engine = start(lambda position, last: 97, before_step=fail, max_batch_size=1)
     outcomes = await asyncio.gather(*(run(engine) for _ in range(6)), return_exceptions=True)
-    assert [type(outcome) for outcome in outcomes[:2]] == [GenerationFailedError] * 2
-    assert {type(outcome) for outcome in outcomes[2:]} == {EngineFailedError}
+    assert {type(outcome) for outcome in outcomes} == {EngineFailedError}
     status = engine.status()
     assert not status.alive
     assert status.failure is not None
     assert "secret" not in status.failure
     with pytest.raises(EngineFailedError):
         await run(engine)
+
+
+async def test_out_of_memory_makes_the_batch_smaller_and_nobody_fails(start):
+    def too_much(ids: Sequence[int]) -> None:
+        if len(ids) > 3:
+            raise MemoryError
+
+    engine = start(lambda position, last: last, before_step=too_much)
+    answers = await asyncio.gather(*(run(engine, letter, max_new_tokens=20) for letter in "abcdef"))
+    assert [text(answer) for answer in answers] == [letter * 20 for letter in "abcdef"]
+    assert engine.status().preemptions > 0
+
+
+async def test_a_request_that_does_not_fit_into_memory_alone_fails_alone(start):
+    def too_much(ids: Sequence[int]) -> None:
+        if ord("x") in ids:
+            raise MemoryError
+
+    engine = start(lambda position, last: last, before_step=too_much)
+    keeper = await engine.submit(GenerationRequest("k", "a", max_new_tokens=50))
+    with pytest.raises(GenerationFailedError):
+        await run(engine, "x")
+    assert text(await read(keeper)) == "a" * 50
 
 
 async def test_a_step_that_hangs_is_seen(start):
