@@ -152,6 +152,8 @@ def main() -> int:
     options = parser.parse_args()
     if not (1 <= options.streams <= 1024 and 1 <= options.shortest <= options.longest and 1 <= options.rounds <= 100):
         parser.error("it takes 1 to 1024 streams, 1 <= shortest <= longest, and 1 to 100 rounds")
+    # By default SIGTERM ends Python at once, and the server would be left behind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     bodies = requests(options.streams, options.shortest, options.longest)
     print(f"{len(bodies)} streams of {options.shortest} to {options.longest} tokens; {os.cpu_count()} CPU cores")
     place = contextlib.nullcontext(options.url) if options.url else own_server(options.model_repository)
