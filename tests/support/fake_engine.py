@@ -7,6 +7,7 @@ import enum
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from support.engine_status import engine_status
 from tengserve_backend.engine.base import EngineStatus, ModelInfo
 from tengserve_backend.errors import ModelNotFoundError, ModelNotReadyError, RequestAbortedError
 from tengserve_backend.generation import Finish, FinishReason, GenerationRequest, ModelLimits, TokenEvent
@@ -143,21 +144,7 @@ class FakeEngine:
         return generation
 
     def status(self) -> EngineStatus:
-        return EngineStatus(
-            alive=self.failure is None,
-            failure=self.failure,
-            waiting_requests=0,
-            waiting_tokens=0,
-            running_requests=0,
-            seconds_since_step=0.0,
-            total_blocks=8,
-            free_blocks=8,
-            block_size=16,
-            steps=0,
-            prompt_tokens=0,
-            generated_tokens=0,
-            preemptions=0,
-        )
+        return engine_status(failure=self.failure)
 
     async def drain(self, timeout_s: float) -> bool:
         return True

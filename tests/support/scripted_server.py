@@ -22,6 +22,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator
 
+from support.engine_status import engine_status
 from tengserve_adapter import cli, lifecycle, server
 from tengserve_backend.engine.base import EngineStatus, ModelInfo
 from tengserve_backend.errors import ConfigurationError, EngineFailedError, RequestAbortedError, ShuttingDownError
@@ -93,20 +94,9 @@ class ScriptedEngine:
     def status(self) -> EngineStatus:
         if self._confused:
             raise RuntimeError("confused")
-        return EngineStatus(
-            self._failure is None,
-            self._failure,
-            0,
-            0,
-            len(self._running),
-            0.0,
-            8,
-            8 - len(self._running),
-            16,
-            7,
-            6,
-            5,
-            0,
+        running = len(self._running)
+        return engine_status(
+            failure=self._failure, running_requests=running, free_blocks=8 - running, generated_tokens=5
         )
 
     async def drain(self, timeout_s: float) -> bool:

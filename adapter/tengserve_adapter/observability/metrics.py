@@ -5,15 +5,17 @@ Engine numbers are read when they are scraped, so the engine counts nothing twic
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import Counter
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from tengserve_backend.engine.base import EngineStatus
+from tengserve_backend.engine.statistics import Histogram, Statistics
 from tengserve_backend.errors import TengserveError
 from tengserve_backend.repository.manager import ModelManager, ModelState
 
@@ -33,14 +35,27 @@ _GAUGES: tuple[tuple[str, str, Callable[[EngineStatus], float]], ...] = (
     ("waiting_tokens", "Prompt tokens of the requests that wait.", lambda status: status.waiting_tokens),
     ("running_requests", "Requests that hold cache blocks.", lambda status: status.running_requests),
     ("kv_cache_blocks", "Blocks of the KV cache.", lambda status: status.total_blocks),
-    ("kv_cache_free_blocks", "Blocks of the KV cache that no request holds.", lambda status: status.free_blocks),
+    ("kv_cache_free_blocks", "Blocks of the KV cache that hold nothing.", lambda status: status.free_blocks),
+    ("kv_cache_idle_blocks", "Blocks that no request holds, kept for their content.", lambda s: s.cached_blocks),
     ("seconds_since_step", "Since the last step while there is work; 0 when idle.", lambda s: s.seconds_since_step),
 )
 _COUNTERS: tuple[tuple[str, str, Callable[[EngineStatus], float]], ...] = (
     ("steps", "Steps of the engine.", lambda status: status.steps),
-    ("prompt_tokens", "Prompt tokens computed.", lambda status: status.prompt_tokens),
-    ("generated_tokens", "Tokens generated.", lambda status: status.generated_tokens),
     ("preemptions", "Requests put back to waiting for want of cache blocks.", lambda status: status.preemptions),
+    ("prefix_asked_tokens", "Tokens of the requests that started.", lambda status: status.prefix_asked_tokens),
+    ("prefix_hit_tokens", "Tokens of these that were found in the KV cache.", lambda s: s.prefix_hit_tokens),
+    ("prompt_tokens", "Tokens of the prompts that started.", lambda status: status.statistics.prompt_tokens),
+    ("generated_tokens", "Tokens generated.", lambda status: status.statistics.generated_tokens),
+    ("failed_requests", "Requests that ended with an error of the server's.", lambda s: s.statistics.failed),
+    ("aborted_requests", "Requests that were cancelled.", lambda status: status.statistics.aborted),
+)
+_HISTOGRAMS: tuple[tuple[str, str, Callable[[Statistics], Histogram]], ...] = (
+    ("queue_seconds", "From submission to the first step.", lambda s: s.queue_seconds),
+    ("time_to_first_token_seconds", "From submission to the first token.", lambda s: s.first_token_seconds),
+    ("time_per_output_token_seconds", "From one token of a request to its next.", lambda s: s.token_seconds),
+    ("step_seconds", "Time of a step.", lambda s: s.step_seconds),
+    ("step_sequences", "Sequences in a step.", lambda s: s.step_sequences),
+    ("step_tokens", "Tokens computed in a step.", lambda s: s.step_tokens),
 )
 
 
@@ -59,6 +74,10 @@ class EngineCollector(Collector):
         ready = GaugeMetricFamily("tengserve_model_ready", "1 when the model can answer.", labels=_LABELS)
         gauges = [GaugeMetricFamily(f"tengserve_{name}", text, labels=_LABELS) for name, text, _ in _GAUGES]
         counters = [CounterMetricFamily(f"tengserve_{name}", text, labels=_LABELS) for name, text, _ in _COUNTERS]
+        histograms = [HistogramMetricFamily(f"tengserve_{name}", text, labels=_LABELS) for name, text, _ in _HISTOGRAMS]
+        finished = CounterMetricFamily(
+            "tengserve_finished_requests", "Complete answers by reason.", labels=(*_LABELS, "reason")
+        )
         for model in self._models.statuses():
             labels = (model.name, model.version)
             ready.add_metric(labels, float(model.state is ModelState.READY))
@@ -70,7 +89,18 @@ class EngineCollector(Collector):
                 gauge.add_metric(labels, read(status))
             for counter, (_, _, read) in zip(counters, _COUNTERS, strict=True):
                 counter.add_metric(labels, read(status))
-        return [ready, *gauges, *counters]
+            for histogram, (_, _, read_histogram) in zip(histograms, _HISTOGRAMS, strict=True):
+                values = read_histogram(status.statistics)
+                histogram.add_metric(labels, _buckets(values), values.total)
+            for reason, count in status.statistics.finished.items():
+                finished.add_metric((*labels, reason.value), count)
+        return [ready, *gauges, *counters, *histograms, finished]
+
+
+def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
+    """Cumulative, as Prometheus wants them."""
+    bounds = [*map(str, histogram.bounds), "+Inf"]
+    return list(zip(bounds, itertools.accumulate(histogram.counts), strict=True))
 
 
 class RequestMetrics:

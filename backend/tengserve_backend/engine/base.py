@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Protocol
 
+from tengserve_backend.engine.statistics import Statistics
 from tengserve_backend.generation import GenerationRequest, ModelLimits, TokenEvent
 
 
@@ -45,8 +46,9 @@ class EngineStatus:
         seconds_since_step: since the loop last finished a step, while it has work; 0.0 when idle.
         total_blocks, free_blocks, cached_blocks: of the KV cache; a cached block is idle and still known by content.
         block_size: tokens a block holds.
-        steps, prompt_tokens, generated_tokens, preemptions: counted since the start.
+        steps, preemptions: counted since the start.
         prefix_asked_tokens, prefix_hit_tokens: tokens of sequences that started, and those they found computed.
+        statistics: what was done since the start.
     """
 
     alive: bool
@@ -58,13 +60,12 @@ class EngineStatus:
     total_blocks: int
     free_blocks: int
     block_size: int
+    cached_blocks: int
     steps: int
-    prompt_tokens: int
-    generated_tokens: int
     preemptions: int
-    cached_blocks: int = 0
-    prefix_asked_tokens: int = 0
-    prefix_hit_tokens: int = 0
+    prefix_asked_tokens: int
+    prefix_hit_tokens: int
+    statistics: Statistics
 
 
 class Generation(Protocol):

@@ -17,9 +17,11 @@ from tengserve_backend.engine.answer import Answer
 from tengserve_backend.engine.handle import GenerationHandle
 from tengserve_backend.engine.outbox import Outbox
 from tengserve_backend.engine.recovery import StepRunner, run_step
+from tengserve_backend.engine.statistics import StatisticsRecorder
 from tengserve_backend.errors import (
     DeadlineExceededError,
     EngineFailedError,
+    GenerationFailedError,
     RequestAbortedError,
     TengserveError,
 )
@@ -108,8 +110,7 @@ class EngineLoop:
         self._thread = threading.Thread(target=self._run, name=f"engine-{name}", daemon=True)
         self._busy_since: float | None = None
         self.failure: str | None = None
-        self.prompt_tokens = 0
-        self.generated_tokens = 0
+        self.statistics = StatisticsRecorder()
 
     def start(self) -> None:
         """Start the thread."""
@@ -191,6 +192,7 @@ class EngineLoop:
         elif isinstance(message, _Abort):
             aborted = self._jobs.get(message.seq_id)
             if aborted is not None:
+                self.statistics.aborted += 1
                 self._remove(aborted)
         else:
             self._stopping = True
@@ -206,28 +208,42 @@ class EngineLoop:
         step = self._scheduler.schedule()
         if step is None:
             return
+        began = self._now()
         for part in step.sequences:
-            self._started(self._jobs[part.seq_id])
+            self._started(self._jobs[part.seq_id], began)
         outcome = run_step(step, runner=self._runner, scheduler=self._scheduler, device=self._device)
         for seq_id, error in outcome.failures.items():
             # Before the step is applied: what a failed sequence left in the cache must not be shared.
             self._fail(self._jobs[seq_id], error)
         self._scheduler.apply(outcome.step, outcome.tokens)
         now = self._now()
+        self.statistics.step_seconds.record(now - began)
+        self.statistics.step_sequences.record(len(step.sequences))
+        self.statistics.step_tokens.record(step.total_tokens)
         for seq_id, token in outcome.tokens.items():
             self._progress(self._jobs[seq_id], token, now)
 
-    def _started(self, job: Job) -> None:
+    def _started(self, job: Job, now: float) -> None:
         if not job.started:
             job.started = True
-            self.prompt_tokens += job.sequence.prompt_len
+            self.statistics.prompt_tokens += job.sequence.prompt_len
+            self.statistics.queue_seconds.record(now - job.submitted)
             self._admission.start(job.sequence.prompt_len)
 
     def _progress(self, job: Job, token: int, now: float) -> None:
-        progressed = job.answer.push(token)
-        self.generated_tokens += 1
+        try:
+            progressed = job.answer.push(token)
+        except Exception as error:  # noqa: BLE001  # a tokenizer may be foreign code; only this request needs its text
+            _log.error("the text of a request could not be made", exc_info=error)
+            self._fail(job, GenerationFailedError("The text of the answer could not be made."))
+            return
+        statistics = self.statistics
+        statistics.generated_tokens += 1
+        latencies = statistics.token_seconds if job.answer.generated_tokens > 1 else statistics.first_token_seconds
+        latencies.record(now - job.last_token)
         finish = None
         if progressed.reason is not None:
+            statistics.finished[progressed.reason] += 1
             finish = Finish(
                 reason=progressed.reason,
                 prompt_tokens=job.sequence.prompt_len,
@@ -241,6 +257,7 @@ class EngineLoop:
             self._remove(job)
 
     def _fail(self, job: Job, error: TengserveError) -> None:
+        self.statistics.failed += 1
         self._outbox.put(job.handle, error)
         self._remove(job)
 

@@ -126,11 +126,10 @@ class NativeEngine:
             cached_blocks=self._pool.cached,
             block_size=self._pool.block_size,
             steps=self._scheduler.steps,
-            prompt_tokens=self._loop.prompt_tokens,
-            generated_tokens=self._loop.generated_tokens,
             preemptions=self._scheduler.preemptions,
             prefix_asked_tokens=self._prefixes.asked_tokens,
             prefix_hit_tokens=self._prefixes.hit_tokens,
+            statistics=self._loop.statistics.snapshot(),
         )
 
     async def drain(self, timeout_s: float) -> bool:

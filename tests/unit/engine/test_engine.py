@@ -455,3 +455,45 @@ async def test_long_texts_are_tokenized_off_the_event_loop(start):
     await run(engine, "p" * 5000, max_new_tokens=1)
     assert threads[0] is threading.current_thread()
     assert threads[1] is not threading.current_thread()
+
+
+async def test_statistics_tell_what_was_done(start):
+    clock = [100.0]
+
+    def tick(ids: Sequence[int]) -> None:
+        clock[0] += 0.25
+
+    engine = start(says("hello", 4, then=EOS), eos_ids=[EOS], before_step=tick, now=lambda: clock[0])
+    await run(engine, "abcd")
+    await run(engine, "abcd", max_new_tokens=2)
+    aborted = await engine.submit(GenerationRequest("r", "abcd", max_new_tokens=400, ignore_eos=True))
+    await anext(aborted)
+    aborted.abort()
+    assert await engine.drain(60)
+    statistics = engine.status().statistics
+    assert statistics.prompt_tokens == 12
+    assert statistics.finished == {FinishReason.EOS: 1, FinishReason.LENGTH: 1, FinishReason.STOP: 0}
+    assert (statistics.failed, statistics.aborted) == (0, 1)
+    assert statistics.generated_tokens >= 6 + 2 + 1
+    assert (statistics.queue_seconds.count, statistics.queue_seconds.total) == (3, 0.0)
+    assert (statistics.first_token_seconds.count, statistics.first_token_seconds.total) == (3, 0.75)
+    tokens = statistics.token_seconds
+    assert tokens.count == statistics.generated_tokens - 3
+    assert tokens.total == 0.25 * tokens.count
+    assert tokens.counts[tokens.bounds.index(0.3)] == tokens.count
+    assert statistics.step_tokens.total == statistics.generated_tokens + 9
+    assert statistics.step_sequences.total == statistics.step_seconds.count == engine.status().steps
+
+
+async def test_a_tokenizer_that_raises_fails_its_request_alone(start):
+    class Broken(ByteTokenizer):
+        def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+            if 120 in token_ids:
+                raise ValueError("unknown token")
+            return super().decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    engine = start(lambda position, last: last, tokenizer=Broken())
+    keeper = await engine.submit(GenerationRequest("k", "a", max_new_tokens=50))
+    with pytest.raises(GenerationFailedError, match="text of the answer"):
+        await run(engine, "x")
+    assert text(await read(keeper)) == "a" * 50

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from support.engine_status import engine_status
 from tengserve_backend.engine.base import EngineStatus, Generation, ModelInfo
 from tengserve_backend.errors import ConfigurationError, ModelNotFoundError, ModelNotReadyError
 from tengserve_backend.generation import GenerationRequest, ModelLimits
@@ -30,7 +31,7 @@ class FakeEngine:
         raise NotImplementedError
 
     def status(self) -> EngineStatus:
-        return EngineStatus(self.failure is None, self.failure, 0, 0, 0, 0.0, 1, 1, 16, 0, 0, 0, 0)
+        return engine_status(failure=self.failure)
 
     async def drain(self, timeout_s: float) -> bool:
         self.drained_within = timeout_s
