@@ -110,6 +110,14 @@ class ServerSettings:
         minimum=1,
         maximum=_MAX_BYTES,
     )
+    max_step_s: float = _setting(
+        "Longest step of an engine, in seconds; past it /v2/health/live answers 503, so that Kubernetes restarts the"
+        " pod.",
+        default=_HTTP_DEFAULTS.max_step_s,
+        metavar="SECONDS",
+        minimum=1,
+        maximum=_MAX_SECONDS,
+    )
     drain_timeout_s: float = _setting(
         "After SIGTERM, how long running answers may take to end, in seconds. Keep it some 15 s below"
         " terminationGracePeriodSeconds of the pod.",
@@ -149,6 +157,7 @@ class ServerSettings:
             max_body_bytes=self.max_body_bytes,
             max_infer_text_chars=self.max_infer_text_chars,
             max_generate_text_chars=self.max_generate_text_chars,
+            max_step_s=self.max_step_s,
         )
 
 

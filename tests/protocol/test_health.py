@@ -17,6 +17,12 @@ def dead() -> FakeEngine:
     return engine
 
 
+def stuck(seconds: float) -> FakeEngine:
+    engine = FakeEngine()
+    engine.seconds_since_step = seconds
+    return engine
+
+
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
 async def test_healthy(method: str) -> None:
     async with client_of(app_with(FakeEngine())) as client:
@@ -40,6 +46,8 @@ async def test_healthy(method: str) -> None:
         ([FakeEngine()], (FAILED,), False, 200, 200, ""),
         ([FakeEngine()], (), True, 200, 503, "The service is stopping."),
         ([dead()], (), False, 503, 503, "Model smollm2: The device is gone."),
+        ([stuck(120.0)], (), False, 200, 200, ""),
+        ([stuck(121.0)], (), False, 503, 503, "Model smollm2: a step has been running for 121 s."),
     ],
 )
 async def test_live_and_ready(

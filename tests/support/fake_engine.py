@@ -121,6 +121,7 @@ class FakeEngine:
         self.requests: list[GenerationRequest] = []
         self.generations: list[FakeGeneration] = []
         self.failure: str | None = None
+        self.seconds_since_step = 0.0
         self._info = info or model_info()
 
     @property
@@ -144,7 +145,7 @@ class FakeEngine:
         return generation
 
     def status(self) -> EngineStatus:
-        return engine_status(failure=self.failure)
+        return engine_status(failure=self.failure, seconds_since_step=self.seconds_since_step)
 
     async def drain(self, timeout_s: float) -> bool:
         return True

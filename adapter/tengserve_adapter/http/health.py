@@ -1,6 +1,6 @@
 """Health and metadata endpoints. Three questions, none of which waits for an engine's work.
 
-live: no engine has died. ready: at least one model is loaded, none is loading, nothing drains. Both answer 200 with
+live: no engine has died or hangs in a step. ready: at least one model is loaded, none is loading, nothing drains. Both answer 200 with
 an empty body, as Triton and MindIE do, or 503 with the reason.
 """
 
@@ -100,6 +100,8 @@ class Health:
             return
         if not status.alive:
             raise EngineFailedError(f"Model {name}: {status.failure or 'the engine has failed.'}")
+        if status.seconds_since_step > self._context.settings.max_step_s:
+            raise EngineFailedError(f"Model {name}: a step has been running for {status.seconds_since_step:.0f} s.")
 
 
 def _json(data: dict[str, object]) -> Response:

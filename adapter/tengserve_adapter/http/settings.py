@@ -16,6 +16,7 @@ class HttpSettings:
         max_infer_text_chars: characters of `inputs` (the documented 4 MB).
         max_generate_text_chars: characters of `text_input` (the documented 16000).
         body_timeout_s: a body that takes longer to arrive is refused with 408.
+        max_step_s: an engine whose step takes longer is taken for stuck: the server is not live any more.
         server_name: the name in `GET /v2`.
     """
 
@@ -24,4 +25,5 @@ class HttpSettings:
     max_infer_text_chars: int = 4194304
     max_generate_text_chars: int = 16000
     body_timeout_s: float = 300.0
+    max_step_s: float = 120.0
     server_name: str = "tengserve"
