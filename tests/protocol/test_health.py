@@ -8,6 +8,7 @@ from support.asgi import app_with, client_of
 from support.fake_engine import FakeEngine, FakeState, FakeStatus, model_info
 
 LOADING = FakeStatus("slow", "1", FakeState.LOADING)
+UNLOADING = FakeStatus("old", "1", FakeState.UNLOADING)
 FAILED = FakeStatus("broken", "1", FakeState.UNAVAILABLE, "Weights are damaged.")
 
 
@@ -40,7 +41,9 @@ async def test_healthy(method: str) -> None:
     ("models", "others", "draining", "live", "ready", "reason"),
     [
         ([], (LOADING,), False, 200, 503, "Model slow is loading."),
-        ([FakeEngine()], (LOADING,), False, 200, 503, "Model slow is loading."),
+        ([FakeEngine()], (LOADING,), False, 200, 200, ""),
+        ([], (UNLOADING,), False, 200, 503, "Model old is unloading."),
+        ([FakeEngine()], (UNLOADING,), False, 200, 200, ""),
         ([], (FAILED,), False, 200, 503, "Model broken: Weights are damaged."),
         ([], (), False, 200, 503, "This server has no model."),
         ([FakeEngine()], (FAILED,), False, 200, 200, ""),
@@ -61,6 +64,12 @@ async def test_live_and_ready(
                 assert response.content == b""
             else:
                 assert response.json() == {"error": reason, "error_type": "Service Unavailable"}
+
+
+async def test_while_the_server_starts_it_waits_for_every_model() -> None:
+    async with client_of(app_with(FakeEngine(), others=(LOADING,), started=False)) as client:
+        response = await client.get("/v2/health/ready")
+    assert (response.status_code, response.json()["error"]) == (503, "Model slow is loading.")
 
 
 async def test_model_ready() -> None:

@@ -66,7 +66,7 @@ async def test_kserve_sees_the_models_of_the_manager(manager: ModelManager) -> N
     assert await repository.is_model_ready("story") is False
     manager.load_all()
     assert await repository.is_model_ready("story") is True
-    assert repository.engine("story", "1") is manager.engine("story", "1")
+    assert repository.engine("story", "1").info is manager.engine("story", "1").info
     with pytest.raises(ModelNotFoundError):
         repository.engine("novel")
     with pytest.raises(NotImplementedError):

@@ -21,6 +21,7 @@ def app_with(
     *models: FakeEngine,
     settings: HttpSettings | None = None,
     draining: bool = False,
+    started: bool = True,
     others: tuple[FakeStatus, ...] = (),
 ) -> FastAPI:
     app = FastAPI()
@@ -28,7 +29,7 @@ def app_with(
         **{engine.info.name: engine for engine in models},
         **{status.name: status for status in others},
     }
-    install(app, FakeModels(found), settings or HttpSettings(), draining=lambda: draining)
+    install(app, FakeModels(found, started=started), settings or HttpSettings(), draining=lambda: draining)
     return app
 
 

@@ -158,6 +158,7 @@ class FakeEngine:
 class FakeState(enum.Enum):
     LOADING = "LOADING"
     READY = "READY"
+    UNLOADING = "UNLOADING"
     UNAVAILABLE = "UNAVAILABLE"
 
 
@@ -172,8 +173,9 @@ class FakeStatus:
 class FakeModels:
     """Implements Models over fake engines; a model given as a status or an error is not ready."""
 
-    def __init__(self, models: Mapping[str, FakeEngine | FakeStatus]) -> None:
+    def __init__(self, models: Mapping[str, FakeEngine | FakeStatus], *, started: bool = True) -> None:
         self.models = dict(models)
+        self._started = started
 
     def engine(self, name: str, version: str | None = None) -> FakeEngine:
         model = self.models.get(name)
@@ -185,9 +187,11 @@ class FakeModels:
 
     def statuses(self) -> tuple[FakeStatus, ...]:
         return tuple(
-            model if isinstance(model, FakeStatus) else _status_of(name, model)
-            for name, model in self.models.items()
+            model if isinstance(model, FakeStatus) else _status_of(name, model) for name, model in self.models.items()
         )
+
+    def started(self) -> bool:
+        return self._started
 
     def default_name(self) -> str | None:
         return next(iter(self.models)) if len(self.models) == 1 else None

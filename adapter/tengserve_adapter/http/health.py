@@ -1,7 +1,8 @@
 """Health and metadata endpoints. Three questions, none of which waits for an engine's work.
 
-live: no engine has died or hangs in a step. ready: at least one model is loaded, none is loading, nothing drains. Both answer 200 with
-an empty body, as Triton and MindIE do, or 503 with the reason.
+live: no engine has died or hangs in a step. ready: the start has come to every model, at least one can answer, and
+nothing drains; what is loaded or unloaded later does not matter while one can answer. Both answer 200 with an empty
+body, as Triton and MindIE do, or 503 with the reason.
 """
 
 from __future__ import annotations
@@ -59,9 +60,11 @@ class Health:
 
     def _ready(self, request: Request) -> Response:
         self._check_draining()
-        if loading := self._in_state("LOADING"):
-            raise ModelNotReadyError(f"Model {loading[0][0]} is loading.")
         ready = self._in_state("READY")
+        if not (ready and self._context.models.started()):
+            for state in ("LOADING", "UNLOADING"):
+                if changing := self._in_state(state):
+                    raise ModelNotReadyError(f"Model {changing[0][0]} is {state.lower()}.")
         if not ready:
             reasons = [f"Model {status.name}: {status.reason}" for status in self._context.models.statuses()]
             raise ModelNotReadyError(reasons[0] if reasons else "This server has no model.")

@@ -24,7 +24,7 @@ class Status(Protocol):
 
     @property
     def state(self) -> enum.Enum:
-        """Its value is "LOADING", "READY" or "UNAVAILABLE"."""
+        """Its value is "LOADING", "READY", "UNLOADING" or "UNAVAILABLE"."""
         ...
 
     @property
@@ -47,6 +47,10 @@ class Models(Protocol):
 
     def statuses(self) -> Sequence[Status]:
         """Every version of every model."""
+        ...
+
+    def started(self) -> bool:
+        """Whether every model that the server was started with has been tried."""
         ...
 
     def default_name(self) -> str | None:

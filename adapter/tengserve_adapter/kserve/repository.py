@@ -40,6 +40,10 @@ class TengserveModelRepository(ModelRepository):  # type: ignore[misc]  # kserve
         """Every version of every model."""
         return self._manager.statuses()
 
+    def started(self) -> bool:
+        """Whether every model that the server was started with has been tried."""
+        return self._manager.started()
+
     def default_name(self) -> str | None:
         """The only model's name, or None when there are several."""
         return self._manager.default_name()

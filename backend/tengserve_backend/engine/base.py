@@ -120,7 +120,10 @@ class Engine(Protocol):
         ...
 
     async def drain(self, timeout_s: float) -> bool:
-        """Admit nothing more and wait for what runs; False when the time ran out first."""
+        """Admit nothing more and wait for what runs; False when the time ran out first.
+
+        May be awaited on any event loop, also on another than the requests'.
+        """
         ...
 
     def stop(self) -> None:

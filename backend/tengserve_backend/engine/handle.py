@@ -63,9 +63,10 @@ class GenerationHandle:
         """See Generation."""
         if self._ended:
             return
+        on_abort = self._on_abort
         self.fail(RequestAbortedError("The request was cancelled."))
         self._events.clear()
-        self._on_abort()
+        on_abort()
 
     def deliver(self, event: TokenEvent) -> None:
         """Take an event from the engine; what comes after the end is dropped."""
@@ -84,5 +85,12 @@ class GenerationHandle:
         self._wake()
 
     def _wake(self) -> None:
+        if self._ended:
+            # Whoever keeps an answer must not keep the engine.
+            self._on_abort = _nothing
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
+
+
+def _nothing() -> None:
+    """What an ended request has to tell the engine."""

@@ -292,3 +292,5 @@ class EngineLoop:
             self._admission.leave()
         self._jobs.clear()
         self._outbox.send()
+        # The model and its pages go with it, whoever still holds the engine.
+        del self._runner

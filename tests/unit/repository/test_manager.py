@@ -43,6 +43,18 @@ class FakeEngine:
             raise RuntimeError("the device is gone")
 
 
+class Loader:
+    """Makes fake engines and remembers them."""
+
+    def __init__(self) -> None:
+        self.made: list[FakeEngine] = []
+
+    def __call__(self, source: ModelSource, progress: Progress) -> FakeEngine:
+        progress("loading", 0.5)
+        self.made.append(FakeEngine(source))
+        return self.made[-1]
+
+
 def source(name: str, version: str = "1") -> ModelSource:
     return ModelSource(name, version, Path(name, version), ModelSettings())
 
@@ -122,11 +134,10 @@ def test_a_model_that_fails_is_recorded_and_the_others_load(error: Exception, re
 
 
 def test_a_dead_engine_makes_its_model_unavailable() -> None:
-    manager = ModelManager([source("a")], load)
+    loader = Loader()
+    manager = ModelManager([source("a")], loader)
     manager.load_all()
-    engine = manager.engine("a")
-    assert isinstance(engine, FakeEngine)
-    engine.failure = "The device is gone."
+    loader.made[0].failure = "The device is gone."
     (status,) = manager.statuses()
     assert (status.state, status.reason) == (ModelState.UNAVAILABLE, "The device is gone.")
 
@@ -137,13 +148,12 @@ def test_the_default_is_the_only_model() -> None:
 
 
 async def test_drain_asks_every_engine_and_tells_when_one_did_not_finish() -> None:
-    manager = ModelManager([source("a"), source("b")], load)
+    loader = Loader()
+    manager = ModelManager([source("a"), source("b")], loader)
     manager.load_all()
     assert await manager.drain(3.0)
-    engine = manager.engine("b")
-    assert isinstance(engine, FakeEngine)
-    assert engine.drained_within == 3.0
-    engine.drains = False
+    assert [engine.drained_within for engine in loader.made] == [3.0, 3.0]
+    loader.made[1].drains = False
     assert not await manager.drain(3.0)
 
 
@@ -152,15 +162,13 @@ async def test_drain_of_nothing_is_done() -> None:
 
 
 def test_stop_stops_every_engine_once_even_if_one_fails() -> None:
-    manager = ModelManager([source("a"), source("b")], load)
+    loader = Loader()
+    manager = ModelManager([source("a"), source("b")], loader)
     manager.load_all()
-    engines = [manager.engine("a"), manager.engine("b")]
-    for engine in engines:
-        assert isinstance(engine, FakeEngine)
-    engines[0].failure = "gone"  # type: ignore[attr-defined]  # checked above
+    loader.made[0].failure = "gone"
     manager.stop()
     manager.stop()
-    assert [engine.stops for engine in engines] == [1, 1]  # type: ignore[attr-defined]  # checked above
+    assert [engine.stops for engine in loader.made] == [1, 1]
     assert {status.state for status in manager.statuses()} == {ModelState.UNAVAILABLE}
     with pytest.raises(ModelNotReadyError, match="The server is stopping"):
         manager.engine("a")
@@ -200,3 +208,31 @@ def test_an_engine_that_is_made_after_the_stop_is_stopped() -> None:
     manager = ModelManager([source("a"), source("b")], load)
     manager.load_all()
     assert [engine.stops for engine in made] == [1]
+
+
+def test_what_takes_too_long_to_end_is_stopped_with_its_engine() -> None:
+    loader = Loader()
+    manager = ModelManager([source("a")], loader)
+    manager.load_all()
+    loader.made[0].drains = False
+    manager.load(source("a"), retire_timeout_s=0.5)
+    loader.made[1].drains = False
+    manager.unload("a", retire_timeout_s=0.25)
+    assert [(engine.drained_within, engine.stops) for engine in loader.made] == [(0.5, 1), (0.25, 1)]
+
+
+def test_the_start_is_over_when_every_model_was_tried() -> None:
+    manager = ModelManager([source("bad"), source("good")], failing(ConfigurationError("broken")))
+    assert not manager.started()
+    manager.load_all()
+    assert manager.started()
+
+
+def test_a_model_that_was_loaded_by_request_is_not_loaded_again_by_the_start() -> None:
+    loader = Loader()
+    manager = ModelManager([source("a"), source("b"), source("c")], loader)
+    manager.load(source("b"))
+    manager.unload("c")
+    manager.load_all()
+    assert [engine.info.name for engine in loader.made] == ["b", "a"]
+    assert states(manager)[2] == ("c", "1", ModelState.UNAVAILABLE)
