@@ -19,7 +19,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -54,7 +54,10 @@ def requests(count: int, shortest: int, longest: int) -> list[dict[str, Any]]:
     return bodies
 
 
-async def run_one(client: httpx.AsyncClient, body: dict[str, Any]) -> Answer:
+async def run_one(
+    client: httpx.AsyncClient, body: dict[str, Any], on_token: Callable[[int], None] = lambda count: None
+) -> Answer:
+    """Run one stream; on_token is called with the number of tokens so far."""
     answer = Answer()
     start = time.perf_counter()
     last: dict[str, Any] = {}
@@ -64,6 +67,7 @@ async def run_one(client: httpx.AsyncClient, body: dict[str, Any]) -> Answer:
         async for line in response.aiter_lines():
             if line.startswith("data:"):
                 answer.arrivals.append(time.perf_counter() - start)
+                on_token(len(answer.arrivals))
                 last = json.loads(line.removeprefix("data:"))
     if "error" in last or not last.get("details"):
         raise SystemExit(f"a stream ended without an end: {json.dumps(last)[:500]}")
