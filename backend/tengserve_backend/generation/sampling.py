@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+MAX_LOGIT_BIASES = 1024
+"""A request biases no more tokens than this."""
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
@@ -17,6 +20,7 @@ class SamplingParams:
         min_p: in [0, 1]; drop tokens less probable than this share of the most probable one.
         repetition_penalty: above 0; applied to tokens of the prompt and of the output.
         presence_penalty, frequency_penalty: subtracted from tokens of the output only.
+        logit_bias: (token id, bias) pairs; added to the logits before anything else, also in greedy decoding.
         seed: in [0, 2**64); None lets the engine draw one.
     """
 
@@ -28,6 +32,7 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
     seed: int | None = None
 
     def resolve(self, *, default_top_k: int, vocab_size: int, drawn_seed: int) -> ResolvedSampling:
@@ -45,6 +50,7 @@ class SamplingParams:
             repetition_penalty=self.repetition_penalty,
             presence_penalty=self.presence_penalty,
             frequency_penalty=self.frequency_penalty,
+            logit_bias=self.logit_bias,
             seed=drawn_seed if self.seed is None else self.seed,
         )
 
@@ -62,6 +68,7 @@ class ResolvedSampling:
     presence_penalty: float
     frequency_penalty: float
     seed: int
+    logit_bias: tuple[tuple[int, float], ...] = ()
 
     @property
     def has_penalties(self) -> bool:
