@@ -25,7 +25,11 @@ safe to send to a client: they name the field, the rule and the value given, nev
 
 from __future__ import annotations
 
+import re
+
 _MAX_VALUE_CHARS = 64
+_MAX_REASON_CHARS = 300
+_PATH = re.compile(r"(?:\w+:/)?/[^\s/'\"`,;:)\]>]+(?:/[^\s/'\"`,;:)\]>]*)+")
 
 
 def shown(value: object) -> str:
@@ -34,6 +38,18 @@ def shown(value: object) -> str:
     if len(text) > _MAX_VALUE_CHARS:
         text = text[: _MAX_VALUE_CHARS - 3] + "..."
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def foreign_reason(error: BaseException, folder: str) -> str:
+    """What a library complains of, as a client may see it: the first line, bounded, without any path.
+
+    Args:
+        error: any exception.
+        folder: the model's folder, called so; other paths become "...".
+    """
+    line = next((line for line in str(error).splitlines() if line.strip()), "").strip() or type(error).__name__
+    line = _PATH.sub("...", line.replace(folder, "the model's folder"))
+    return line if len(line) <= _MAX_REASON_CHARS else line[: _MAX_REASON_CHARS - 3] + "..."
 
 
 class TengserveError(Exception):

@@ -69,6 +69,14 @@ def build_tiny_model(
     return directory
 
 
+def write_tiny_tokenizer(directory: Path, *, vocab_size: int = 320, chat_template: str | None = None) -> Path:
+    """Write the tokenizer's files alone; it puts BOS before what it encodes."""
+    tokenizer = _tokenizer(vocab_size, adds_bos=True)
+    tokenizer.chat_template = chat_template
+    tokenizer.save_pretrained(directory)
+    return directory
+
+
 def _tokenizer(vocab_size: int, *, adds_bos: bool) -> PreTrainedTokenizerFast:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
