@@ -21,6 +21,7 @@ from tengserve_backend.execution.loader import (
     load_config,
     load_generation_config,
     load_model,
+    vocabulary_size,
 )
 from tengserve_backend.generation import ModelLimits
 from tengserve_backend.repository.settings import ModelSettings
@@ -43,23 +44,29 @@ def load_engine(source: ModelSource, weights_dir: Path, progress: Progress) -> N
     settings = source.settings
     progress("reading the configuration", 0.0)
     device = select_device(settings.device)
-    config = load_config(weights_dir)
+    config = load_config(weights_dir, trust_remote_code=settings.trust_remote_code)
     text_config = config.get_text_config()
     dtype = _dtype(settings, config, device)
     progress("loading the tokenizer", 0.0)
-    tokenizer = load_tokenizer(weights_dir)
+    tokenizer = load_tokenizer(weights_dir, trust_remote_code=settings.trust_remote_code)
+    generation_config = load_generation_config(weights_dir, config)
     progress("loading the weights", 0.0)
-    model = load_model(weights_dir, config, dtype=dtype, device=device.torch_device)
+    model = load_model(
+        weights_dir,
+        config,
+        dtype=dtype,
+        device=device.torch_device,
+        trust_remote_code=settings.trust_remote_code,
+    )
     progress("checking the forward", 0.0)
     attention = device.attention_tier()
-    vocab_size = int(text_config.vocab_size)
+    vocab_size = vocabulary_size(model, text_config)
     choice = choose_forward(model, attention, vocab_size=vocab_size, device=device.torch_device, dtype=dtype)
     limits = _limits(settings, text_config)
     total_blocks = _total_blocks(settings, limits, choice, device)
     forward = build_forward(
         choice, model, attention, total_blocks=total_blocks, device=device.torch_device, dtype=dtype
     )
-    generation_config = load_generation_config(weights_dir, config)
     batched_tokens = settings.max_batched_tokens or max(device.default_batched_tokens(), settings.max_batch_size)
     info = ModelInfo(
         name=source.name,
@@ -90,7 +97,9 @@ def load_engine(source: ModelSource, weights_dir: Path, progress: Progress) -> N
     return assemble(
         forward=forward,
         info=info,
-        defaults=ModelDefaults(top_k=_top_k(generation_config), eos_ids=frozenset(eos_token_ids(generation_config))),
+        defaults=ModelDefaults(
+            top_k=_top_k(generation_config), eos_ids=frozenset(eos_token_ids(generation_config, text_config))
+        ),
         tokenizer=tokenizer,
         device=device,
         capacity=Capacity(
@@ -102,6 +111,7 @@ def load_engine(source: ModelSource, weights_dir: Path, progress: Progress) -> N
             total_blocks=total_blocks,
             max_waiting_requests=settings.max_waiting_requests,
             max_waiting_tokens=settings.max_waiting_tokens,
+            prefix_caching=settings.prefix_caching and choice.packed,
         ),
     )
 

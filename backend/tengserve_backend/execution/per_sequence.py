@@ -8,12 +8,14 @@ bounded, but hold nothing.
 from __future__ import annotations
 
 import inspect
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from transformers import DynamicCache
 
+from tengserve_backend.execution.default_dtype import steady_default_dtype
 from tengserve_backend.scheduling.step import ScheduledSequence, Step
 
 BLOCK_SIZE = 16
@@ -121,7 +123,8 @@ class PerSequenceForward:
             arguments["position_ids"] = torch.arange(start, start + len(token_ids), device=self._device).unsqueeze(0)
         if self._takes_rows:
             arguments["logits_to_keep"] = 1
-        output = self._model(input_ids=torch.tensor([token_ids], device=self._device), **arguments)
+        with steady_default_dtype() if self._length_dependent else nullcontext():
+            output = self._model(input_ids=torch.tensor([token_ids], device=self._device), **arguments)
         logits: torch.Tensor = output.logits[0, -1]
         return logits
 

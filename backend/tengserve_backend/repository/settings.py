@@ -160,6 +160,17 @@ class ModelSettings:
             "The number format of weights and activations; `auto` takes what suits the device.",
         ),
     )
+    trust_remote_code: bool = field(
+        default=False,
+        metadata=_setting(
+            "trustRemoteCode",
+            "true or false",
+            _boolean,
+            "false",
+            "Whether Python code in the model's folder may run, for architectures that transformers does not have. It "
+            "runs with all rights of the server.",
+        ),
+    )
     max_seq_len: int = field(
         default=2560,
         metadata=_setting(
@@ -230,6 +241,16 @@ class ModelSettings:
             "auto",
             "Memory for the KV cache: a size, or a fraction of the memory that is available once the weights are "
             "loaded. Units: KiB, MiB, GiB, TiB.",
+        ),
+    )
+    prefix_caching: bool = field(
+        default=True,
+        metadata=_setting(
+            "prefixCaching",
+            "true or false",
+            _boolean,
+            "true",
+            "Whether requests that begin with the same tokens share their part of the KV cache.",
         ),
     )
     max_waiting_requests: int = field(
