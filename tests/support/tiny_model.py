@@ -41,6 +41,7 @@ def build_tiny_model(
     max_position_embeddings: int = 1024,
     seed: int = 20,
     config_overrides: dict[str, Any] | None = None,
+    dtype: Any = None,
 ) -> Path:
     """Write config.json, generation_config.json, model.safetensors and tokenizer.json of a random model.
 
@@ -51,6 +52,7 @@ def build_tiny_model(
         max_position_embeddings: positions of the model.
         seed: of the weights; the same seed gives the same files.
         config_overrides: further fields of the transformers config.
+        dtype: a torch dtype to store the weights in; float32 when left out.
 
     Returns:
         `directory`.
@@ -62,7 +64,7 @@ def build_tiny_model(
     config = _config(architecture, tokenizer, max_position_embeddings, config_overrides or {})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).to(dtype or torch.float32)
     directory.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
