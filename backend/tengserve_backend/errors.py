@@ -89,7 +89,7 @@ class PromptTooLongError(RequestError):
 
 
 class InvalidTokenIdError(RequestError):
-    """A prompt token id outside the model's vocabulary."""
+    """A token id of the prompt, or of logit_bias, outside the model's vocabulary."""
 
 
 class ModelNotFoundError(RequestError):

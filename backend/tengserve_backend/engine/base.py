@@ -107,8 +107,8 @@ class Engine(Protocol):
         """Check the request against the model and queue it. Returns at once; events follow.
 
         Raises:
-            InvalidRequestError: the prompt has no tokens.
-            PromptTooLongError, InvalidTokenIdError: the prompt does not fit the model.
+            InvalidRequestError: the prompt has no tokens; or logit_bias, logprobs or prompt_logprobs ask for too much.
+            PromptTooLongError, InvalidTokenIdError: the prompt, or logit_bias, does not fit the model.
             OverloadedError: a queue is full.
             ShuttingDownError: the engine drains or has stopped.
             EngineFailedError: the engine is dead.

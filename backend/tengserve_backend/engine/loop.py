@@ -25,7 +25,7 @@ from tengserve_backend.errors import (
     RequestAbortedError,
     TengserveError,
 )
-from tengserve_backend.generation import Finish, ResolvedSampling, TokenEvent
+from tengserve_backend.generation import Finish, NextToken, ResolvedSampling, TokenEvent
 from tengserve_backend.scheduling.admission import Admission
 from tengserve_backend.scheduling.scheduler import Scheduler
 from tengserve_backend.scheduling.sequence import Sequence
@@ -43,7 +43,7 @@ class Job:
         sequence: what the scheduler sees.
         handle: where its outputs go.
         answer: its text and end.
-        sampling, min_new_tokens: what the runner needs.
+        sampling, min_new_tokens, logprobs, prompt_logprobs: what the runner needs.
         submitted, deadline: seconds of time.monotonic().
         last_token: when the token before came; the submission before the first.
         started: its prompt does not count as waiting any more.
@@ -57,6 +57,8 @@ class Job:
     submitted: float
     deadline: float
     last_token: float
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
     started: bool = False
 
 
@@ -187,6 +189,8 @@ class EngineLoop:
                 prompt_ids=job.sequence.token_ids[: job.sequence.prompt_len],
                 sampling=job.sampling,
                 min_new_tokens=job.min_new_tokens,
+                logprobs=job.logprobs,
+                prompt_logprobs=job.prompt_logprobs,
             )
             self._scheduler.add(job.sequence)
         elif isinstance(message, _Abort):
@@ -215,7 +219,7 @@ class EngineLoop:
         for seq_id, error in outcome.failures.items():
             # Before the step is applied: what a failed sequence left in the cache must not be shared.
             self._fail(self._jobs[seq_id], error)
-        self._scheduler.apply(outcome.step, outcome.tokens)
+        self._scheduler.apply(outcome.step, {seq_id: token.token_id for seq_id, token in outcome.tokens.items()})
         now = self._now()
         self.statistics.step_seconds.record(now - began)
         self.statistics.step_sequences.record(len(step.sequences))
@@ -230,9 +234,9 @@ class EngineLoop:
             self.statistics.queue_seconds.record(now - job.submitted)
             self._admission.start(job.sequence.prompt_len)
 
-    def _progress(self, job: Job, token: int, now: float) -> None:
+    def _progress(self, job: Job, token: NextToken, now: float) -> None:
         try:
-            progressed = job.answer.push(token)
+            progressed = job.answer.push(token.token_id)
         except Exception as error:  # noqa: BLE001  # a tokenizer may be foreign code; only this request needs its text
             _log.error("the text of a request could not be made", exc_info=error)
             self._fail(job, GenerationFailedError("The text of the answer could not be made."))
@@ -252,7 +256,8 @@ class EngineLoop:
             )
         latency_ms = (now - job.last_token) * 1000.0
         job.last_token = now
-        self._outbox.put(job.handle, TokenEvent(token, progressed.text, latency_ms, finish))
+        event = TokenEvent(token.token_id, progressed.text, latency_ms, finish, token.logprobs, token.prompt_logprobs)
+        self._outbox.put(job.handle, event)
         if finish is not None:
             self._remove(job)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import secrets
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +21,7 @@ from tengserve_backend.errors import (
     InvalidTokenIdError,
     PromptTooLongError,
 )
-from tengserve_backend.generation import GenerationRequest
+from tengserve_backend.generation import MAX_LOGIT_BIASES, MAX_LOGPROBS, GenerationRequest
 from tengserve_backend.kvcache.block_pool import BlockPool
 from tengserve_backend.scheduling.admission import Admission
 from tengserve_backend.scheduling.prefix import PrefixSharing
@@ -96,6 +97,7 @@ class NativeEngine:
         if not self._loop.alive and self._loop.failure is not None:
             raise EngineFailedError(self._loop.failure)
         submitted = self._now()
+        self._check_sampling(request)
         self._admission.enter()
         try:
             prompt_ids = await self._prompt_ids(request)
@@ -184,6 +186,28 @@ class NativeEngine:
                 field="prompt",
             )
 
+    def _check_sampling(self, request: GenerationRequest) -> None:
+        """What only the model can tell about the other fields, and what must be bounded whoever asks."""
+        biases = request.sampling.logit_bias
+        if len(biases) > MAX_LOGIT_BIASES:
+            raise InvalidRequestError(
+                f"logit_bias must have at most {MAX_LOGIT_BIASES} entries, got {len(biases)}.", field="logit_bias"
+            )
+        vocab_size = self._info.vocab_size
+        for token_id, bias in biases:
+            if not 0 <= token_id < vocab_size:
+                raise InvalidTokenIdError(
+                    f"Token id {token_id} in logit_bias is outside the vocabulary of {vocab_size} tokens.",
+                    field="logit_bias",
+                )
+            if not math.isfinite(bias):
+                raise InvalidRequestError(
+                    f"The logit_bias of token id {token_id} must be finite, got {bias}.", field="logit_bias"
+                )
+        for field, value in (("logprobs", request.logprobs), ("prompt_logprobs", request.prompt_logprobs)):
+            if value is not None and not 0 <= value <= MAX_LOGPROBS:
+                raise InvalidRequestError(f"{field} must be from 0 to {MAX_LOGPROBS}, got {value}.", field=field)
+
     def _max_tokens(self, request: GenerationRequest, prompt_tokens: int) -> int:
         return self._info.limits.max_output_tokens(prompt_tokens, request.max_new_tokens)
 
@@ -201,6 +225,7 @@ class NativeEngine:
                 arrival=seq_id,
                 prompt_len=len(prompt_ids),
                 token_ids=prompt_ids,
+                prompt_logprobs=request.prompt_logprobs is not None,
             ),
             handle=GenerationHandle(
                 request.request_id,
@@ -218,4 +243,6 @@ class NativeEngine:
             submitted=submitted,
             deadline=submitted + request.timeout_s,
             last_token=submitted,
+            logprobs=request.logprobs,
+            prompt_logprobs=request.prompt_logprobs,
         )

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from tengserve_backend.devices.base import DeviceBackend
 from tengserve_backend.errors import GenerationFailedError, TengserveError
-from tengserve_backend.generation import ResolvedSampling
+from tengserve_backend.generation import NextToken, ResolvedSampling
 from tengserve_backend.scheduling.scheduler import Scheduler
 from tengserve_backend.scheduling.step import Step
 
@@ -25,7 +25,16 @@ _log = logging.getLogger(__name__)
 class StepRunner(Protocol):
     """What the engine needs of execution.runner.Runner."""
 
-    def admit(self, seq_id: int, *, prompt_ids: list[int], sampling: ResolvedSampling, min_new_tokens: int) -> None:
+    def admit(
+        self,
+        seq_id: int,
+        *,
+        prompt_ids: list[int],
+        sampling: ResolvedSampling,
+        min_new_tokens: int,
+        logprobs: int | None,
+        prompt_logprobs: int | None,
+    ) -> None:
         """Announce a sequence."""
         ...
 
@@ -33,7 +42,7 @@ class StepRunner(Protocol):
         """Forget a sequence."""
         ...
 
-    def run(self, step: Step) -> Mapping[int, int | None]:
+    def run(self, step: Step) -> Mapping[int, NextToken | None]:
         """Compute a step."""
         ...
 
@@ -53,7 +62,7 @@ class StepOutcome:
     """
 
     step: Step
-    tokens: Mapping[int, int]
+    tokens: Mapping[int, NextToken]
     failures: Mapping[int, TengserveError]
 
 
@@ -80,7 +89,7 @@ def run_step(step: Step, *, runner: StepRunner, scheduler: Scheduler, device: De
         return _run_apart(smaller, runner)
 
 
-def _outcome(step: Step, tokens: Mapping[int, int | None]) -> StepOutcome:
+def _outcome(step: Step, tokens: Mapping[int, NextToken | None]) -> StepOutcome:
     failures: dict[int, TengserveError] = {
         seq_id: GenerationFailedError("The model gave no finite scores for this request.")
         for seq_id, token in tokens.items()
@@ -91,7 +100,7 @@ def _outcome(step: Step, tokens: Mapping[int, int | None]) -> StepOutcome:
 
 
 def _run_apart(step: Step, runner: StepRunner) -> StepOutcome:
-    tokens: dict[int, int] = {}
+    tokens: dict[int, NextToken] = {}
     failures: dict[int, TengserveError] = {}
     for alone in step.apart():
         try:

@@ -2,11 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
 from tengserve_backend.scheduling.step import Step
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogits:
+    """Logits of consecutive tokens of one sequence.
+
+    Attributes:
+        start: position of the first of these tokens.
+        rows: [tokens, vocabulary].
+    """
+
+    start: int
+    rows: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class StepLogits:
+    """What a step of the model gives.
+
+    Attributes:
+        last: [R, vocabulary]: the last token's logits of each part that samples, in the step's order.
+        prompts: by sequence, for parts that score their prompt. A forward that computes a whole prompt at its last
+            chunk has nothing for the chunks before, and everything then.
+    """
+
+    last: torch.Tensor
+    prompts: Mapping[int, PromptLogits]
 
 
 class ModelForward(Protocol):
@@ -22,14 +51,8 @@ class ModelForward(Protocol):
         """Tokens a cache block holds."""
         ...
 
-    def run(self, step: Step) -> torch.Tensor:
-        """Compute a step.
-
-        Running a part again, unchanged, gives the same result and leaves the same memory.
-
-        Returns:
-            [R, vocabulary]: the last token's logits of each part that samples, in the step's order.
-        """
+    def run(self, step: Step) -> StepLogits:
+        """Compute a step. Running a part again, unchanged, gives the same result and leaves the same memory."""
         ...
 
     def release(self, seq_id: int) -> None:

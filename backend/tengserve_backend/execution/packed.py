@@ -8,6 +8,7 @@ import torch
 
 from tengserve_backend.execution.attention.registry import StepContext, step_context
 from tengserve_backend.execution.attention.tier import AttentionTier
+from tengserve_backend.execution.forward import PromptLogits, StepLogits
 from tengserve_backend.execution.kv_tensors import PagedKVCache
 from tengserve_backend.execution.packed_batch import pack
 from tengserve_backend.scheduling.step import ScheduledSequence, Step
@@ -49,7 +50,7 @@ class PackedForward:
         """See ModelForward."""
         return self._attention.block_size
 
-    def run(self, step: Step) -> torch.Tensor:
+    def run(self, step: Step) -> StepLogits:
         """See ModelForward. Writing the same tokens to the same slots again changes nothing."""
         batch = pack(step, block_size=self.block_size, device=self._device)
         context = StepContext(batch=batch, cache=self._cache, tier=self._attention, chunks=self._chunks)
@@ -59,10 +60,9 @@ class PackedForward:
                 position_ids=batch.position_ids,
                 attention_mask=None,
                 use_cache=False,
-                logits_to_keep=batch.sample_rows,
+                logits_to_keep=batch.logit_rows,
             )
-        logits: torch.Tensor = output.logits.squeeze(0)
-        return logits
+        return _by_part(step, output.logits.squeeze(0))
 
     def release(self, seq_id: int) -> None:
         """Nothing: all that is remembered is in the blocks."""
@@ -71,6 +71,23 @@ class PackedForward:
         """See ModelForward."""
         part = ScheduledSequence(seq_id=-1, start=0, token_ids=(0,), blocks=(self._cache.scratch_block,), samples=True)
         self.run(Step(-1, (part,)))
+
+
+def _by_part(step: Step, logits: torch.Tensor) -> StepLogits:
+    """The logits that `pack` asked for, by whose they are."""
+    if not any(part.scores_prompt for part in step.sequences):
+        return StepLogits(logits, {})
+    last: list[torch.Tensor] = []
+    prompts: dict[int, PromptLogits] = {}
+    first = 0
+    for part in step.sequences:
+        end = first + (len(part.token_ids) if part.scores_prompt else int(part.samples))
+        if part.scores_prompt:
+            prompts[part.seq_id] = PromptLogits(part.start, logits[first:end])
+        if part.samples:
+            last.append(logits[end - 1])
+        first = end
+    return StepLogits(torch.stack(last) if last else logits[:0], prompts)
 
 
 def chunked_layers(text_config: Any) -> dict[int, int]:

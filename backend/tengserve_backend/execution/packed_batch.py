@@ -35,23 +35,21 @@ class PackedBatch:
         position_ids: int64 [1, T]; position of each token in its own sequence.
         slots: int64 [T]; cache slot that each token's key and value go to.
         spans: one a sequence, in the order of the row.
-        sample_rows: int64 [R]; positions in the row whose logits choose a next token.
-        sample_ids: the sequence of each of these.
+        logit_rows: int64 [L]; positions in the row whose logits are wanted: all of a part that scores its prompt, the
+            last of another part that samples.
     """
 
     input_ids: torch.Tensor
     position_ids: torch.Tensor
     slots: torch.Tensor
     spans: tuple[Span, ...]
-    sample_rows: torch.Tensor
-    sample_ids: tuple[int, ...]
+    logit_rows: torch.Tensor
 
 
 def pack(step: Step, *, block_size: int, device: torch.device) -> PackedBatch:
     """Build the tensors of a step. Everything goes to the device in one copy of one host buffer."""
     ids: list[int] = []
-    sample_rows: list[int] = []
-    sample_ids: list[int] = []
+    logit_rows: list[int] = []
     positions: list[np.ndarray] = []
     contexts: list[np.ndarray] = []
     within = np.arange(block_size, dtype=np.int64)
@@ -61,22 +59,23 @@ def pack(step: Step, *, block_size: int, device: torch.device) -> PackedBatch:
         contexts.append((blocks[:, None] * block_size + within[None, :]).reshape(-1)[:context])
         positions.append(np.arange(part.start, context, dtype=np.int64))
         ids.extend(part.token_ids)
-        if part.samples:
-            sample_rows.append(len(ids) - 1)
-            sample_ids.append(part.seq_id)
+        if part.scores_prompt:
+            logit_rows.extend(range(len(ids) - len(part.token_ids), len(ids)))
+        elif part.samples:
+            logit_rows.append(len(ids) - 1)
     total = len(ids)
     host = np.concatenate(
         [
             np.asarray(ids, dtype=np.int64),
             *positions,
             *(slots[len(slots) - len(part.token_ids) :] for slots, part in zip(contexts, step.sequences, strict=True)),
-            np.asarray(sample_rows, dtype=np.int64),
+            np.asarray(logit_rows, dtype=np.int64),
             *contexts,
         ]
     )
     packed = torch.from_numpy(host).to(device)
     spans: list[Span] = []
-    offset, cursor = 0, 3 * total + len(sample_rows)
+    offset, cursor = 0, 3 * total + len(logit_rows)
     for slots, part in zip(contexts, step.sequences, strict=True):
         count = len(part.token_ids)
         spans.append(Span(offset, count, len(slots), packed[cursor : cursor + len(slots)]))
@@ -87,6 +86,5 @@ def pack(step: Step, *, block_size: int, device: torch.device) -> PackedBatch:
         position_ids=packed[total : 2 * total].unsqueeze(0),
         slots=packed[2 * total : 3 * total],
         spans=tuple(spans),
-        sample_rows=packed[3 * total : 3 * total + len(sample_rows)],
-        sample_ids=tuple(sample_ids),
+        logit_rows=packed[3 * total : 3 * total + len(logit_rows)],
     )

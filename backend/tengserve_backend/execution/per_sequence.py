@@ -16,6 +16,7 @@ import torch
 from transformers import DynamicCache
 
 from tengserve_backend.execution.default_dtype import steady_default_dtype
+from tengserve_backend.execution.forward import PromptLogits, StepLogits
 from tengserve_backend.scheduling.step import ScheduledSequence, Step
 
 BLOCK_SIZE = 16
@@ -29,7 +30,8 @@ class _Memory:
         token_ids: all that the sequence's parts have brought so far.
         cache: transformers' own; None when it was never made, or given up.
         computed: leading tokens that are in the cache.
-        logits: [vocabulary], of the last of these.
+        logits: [rows, vocabulary], of the last of these: one row, or all that were computed at once while the prompt
+            is scored.
         pieces: how many tokens each forward of this sequence took.
     """
 
@@ -68,15 +70,22 @@ class PerSequenceForward:
         self._takes_rows = "logits_to_keep" in accepted
         self._cache_argument = "cache" if "cache" in accepted else "past_key_values"
 
-    def run(self, step: Step) -> torch.Tensor:
+    def run(self, step: Step) -> StepLogits:
         """See ModelForward."""
         for seq_id in step.preempted:
             if seq_id in self._memories:
                 self._memories[seq_id].give_up_cache()
-        rows = [row for part in step.sequences if (row := self._run_part(part)) is not None]
-        if not rows:
-            return torch.empty((0, 0), device=self._device)
-        return torch.stack(rows)
+        last: list[torch.Tensor] = []
+        prompts: dict[int, PromptLogits] = {}
+        for part in step.sequences:
+            logits = self._run_part(part)
+            if logits is None:
+                continue
+            if part.scores_prompt:
+                prompts[part.seq_id] = PromptLogits(part.start + len(part.token_ids) - len(logits), logits)
+            if part.samples:
+                last.append(logits[-1])
+        return StepLogits(torch.stack(last) if last else torch.empty((0, 0), device=self._device), prompts)
 
     def release(self, seq_id: int) -> None:
         """See ModelForward."""
@@ -84,23 +93,23 @@ class PerSequenceForward:
 
     def probe(self) -> None:
         """See ModelForward."""
-        self._forward([0], 0, DynamicCache(config=self._model.config))
+        self._forward([0], 0, DynamicCache(config=self._model.config), rows=1)
 
     def _run_part(self, part: ScheduledSequence) -> torch.Tensor | None:
-        """Logits [vocabulary] of the part's last token, when it samples."""
+        """Logits [rows, vocabulary] up to the part's last token; None when the part is left for later."""
         memory = self._memories.setdefault(part.seq_id, _Memory())
         memory.token_ids[part.start :] = part.token_ids
         if self._length_dependent and not part.samples:
             return None
         try:
-            self._catch_up(memory)
+            self._catch_up(memory, every_row=part.scores_prompt)
         except BaseException:
             # Some layers may have taken the tokens and others not: start over at the next try.
             memory.give_up_cache()
             raise
-        return memory.logits if part.samples else None
+        return memory.logits
 
-    def _catch_up(self, memory: _Memory) -> None:
+    def _catch_up(self, memory: _Memory, *, every_row: bool) -> None:
         """Compute what is known and not in the cache."""
         if memory.cache is None:
             memory.cache = DynamicCache(config=self._model.config)
@@ -111,21 +120,24 @@ class PerSequenceForward:
             rest = len(memory.token_ids) - memory.computed
             count = replayed.pop(0) if replayed else rest
             end = memory.computed + count
-            memory.logits = self._forward(memory.token_ids[memory.computed : end], memory.computed, memory.cache)
+            token_ids = memory.token_ids[memory.computed : end]
+            rows = count if every_row else 1
+            memory.logits = self._forward(token_ids, memory.computed, memory.cache, rows=rows)
             memory.pieces.append(count)
             memory.computed = end
 
-    def _forward(self, token_ids: list[int], start: int, cache: DynamicCache) -> torch.Tensor:
+    def _forward(self, token_ids: list[int], start: int, cache: DynamicCache, *, rows: int) -> torch.Tensor:
+        """Logits [rows, vocabulary] of the last of these tokens."""
         for module in self._rotary:
             _forget_longest(module)
         arguments: dict[str, Any] = {self._cache_argument: cache, "use_cache": True}
         if self._takes_positions:
             arguments["position_ids"] = torch.arange(start, start + len(token_ids), device=self._device).unsqueeze(0)
         if self._takes_rows:
-            arguments["logits_to_keep"] = 1
+            arguments["logits_to_keep"] = rows
         with steady_default_dtype() if self._length_dependent else nullcontext():
             output = self._model(input_ids=torch.tensor([token_ids], device=self._device), **arguments)
-        logits: torch.Tensor = output.logits[0, -1]
+        logits: torch.Tensor = output.logits[0, -rows:]
         return logits
 
 

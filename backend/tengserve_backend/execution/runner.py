@@ -10,8 +10,10 @@ import torch
 
 from tengserve_backend.execution.forward import ModelForward
 from tengserve_backend.execution.sampling.history import TokenHistory
+from tengserve_backend.execution.sampling.logprobs import PromptScores, token_logprobs
 from tengserve_backend.execution.sampling.row import SamplingRow
 from tengserve_backend.execution.sampling.sampler import sample
+from tengserve_backend.generation.events import NextToken, TokenLogprobs
 from tengserve_backend.generation.sampling import ResolvedSampling
 from tengserve_backend.scheduling.step import Step
 
@@ -26,6 +28,8 @@ class _Member:
         biases: added to its logits from the first token on.
         early_biases: the same before min_new_tokens, when the answer may not end.
         min_new_tokens: see GenerationRequest.
+        logprobs: how many alternatives to report for each token, None to report nothing.
+        prompt_scores: of the prompt, when the request asked for them, until its first token.
         generated: tokens so far.
     """
 
@@ -34,6 +38,8 @@ class _Member:
     biases: Mapping[int, float]
     early_biases: Mapping[int, float]
     min_new_tokens: int
+    logprobs: int | None
+    prompt_scores: PromptScores | None
     generated: int = 0
 
     def row(self) -> SamplingRow:
@@ -41,11 +47,13 @@ class _Member:
         too_early = self.generated < self.min_new_tokens
         return SamplingRow(self.sampling, self.generated, self.history, self.early_biases if too_early else self.biases)
 
-    def push(self, token_id: int) -> None:
-        """Its answer has one more token."""
+    def push(self, token_id: int, logprobs: TokenLogprobs | None) -> NextToken:
+        """Its answer has one more token, which is reported."""
         self.generated += 1
         if self.history is not None:
             self.history.push(token_id)
+        prompt_scores, self.prompt_scores = self.prompt_scores, None
+        return NextToken(token_id, logprobs, None if prompt_scores is None else prompt_scores.result())
 
 
 class Runner:
@@ -61,8 +69,17 @@ class Runner:
         self._forbidden_early = dict.fromkeys(eos_ids, -math.inf)
         self._members: dict[int, _Member] = {}
 
-    def admit(self, seq_id: int, *, prompt_ids: Sequence[int], sampling: ResolvedSampling, min_new_tokens: int) -> None:
-        """Announce a sequence before the first step that has it."""
+    def admit(
+        self,
+        seq_id: int,
+        *,
+        prompt_ids: Sequence[int],
+        sampling: ResolvedSampling,
+        min_new_tokens: int,
+        logprobs: int | None = None,
+        prompt_logprobs: int | None = None,
+    ) -> None:
+        """Announce a sequence before the first step that has it; the arguments are as in GenerationRequest."""
         biases = dict(sampling.logit_bias)
         self._members[seq_id] = _Member(
             sampling=sampling,
@@ -70,6 +87,8 @@ class Runner:
             biases=biases,
             early_biases=biases | self._forbidden_early,
             min_new_tokens=min_new_tokens,
+            logprobs=logprobs,
+            prompt_scores=None if prompt_logprobs is None else PromptScores(prompt_ids, prompt_logprobs),
         )
 
     def release(self, seq_id: int) -> None:
@@ -78,22 +97,41 @@ class Runner:
         self._forward.release(seq_id)
 
     @torch.inference_mode()
-    def run(self, step: Step) -> Mapping[int, int | None]:
-        """Compute a step.
+    def run(self, step: Step) -> Mapping[int, NextToken | None]:
+        """Compute a step. When it raises, no sequence has moved on.
 
         Returns:
-            the next token id of each sequence whose part samples; None where the model gave no usable logits.
+            the next token of each sequence whose part samples; None where the model gave no usable logits.
         """
         logits = self._forward.run(step)
+        for seq_id, prompt in logits.prompts.items():
+            scores = self._members[seq_id].prompt_scores
+            if scores is not None:
+                scores.add(prompt.start, prompt.rows)
         sampled = [part.seq_id for part in step.sequences if part.samples]
-        tokens = sample(logits, [self._members[seq_id].row() for seq_id in sampled]) if sampled else []
-        chosen = dict(zip(sampled, tokens, strict=True))
-        for seq_id, token in chosen.items():
-            if token is not None:
-                self._members[seq_id].push(token)
-        return chosen
+        if not sampled:
+            return {}
+        members = [self._members[seq_id] for seq_id in sampled]
+        tokens = sample(logits.last, [member.row() for member in members])
+        logprobs = _logprobs(logits.last, tokens, [member.logprobs for member in members])
+        return {
+            seq_id: None if token is None else member.push(token, logprobs.get(index))
+            for index, (seq_id, member, token) in enumerate(zip(sampled, members, tokens, strict=True))
+        }
 
     @torch.inference_mode()
     def probe(self) -> None:
         """Run the model on nothing in particular; raises when it cannot run at all."""
         self._forward.probe()
+
+
+def _logprobs(
+    logits: torch.Tensor, tokens: Sequence[int | None], wanted: Sequence[int | None]
+) -> Mapping[int, TokenLogprobs]:
+    """Log probabilities of the tokens of those rows that want them, by row; rows that want as many go together."""
+    found: dict[int, TokenLogprobs] = {}
+    for top in {top for top in wanted if top is not None}:
+        chosen = {index: token for index, token in enumerate(tokens) if wanted[index] == top and token is not None}
+        rows = logits[torch.tensor(list(chosen), dtype=torch.int64, device=logits.device)]
+        found.update(zip(chosen, token_logprobs(rows, list(chosen.values()), top), strict=True))
+    return found

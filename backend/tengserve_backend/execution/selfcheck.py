@@ -71,7 +71,7 @@ def find_fault(forward: ModelForward, expected: torch.Tensor, *, vocab_size: int
         ),
     )
     try:
-        got = torch.cat([forward.run(step).float() for step in (prefill, mixed)])
+        got = torch.cat([forward.run(step).last.float() for step in (prefill, mixed)])
     except Exception as error:  # noqa: BLE001  # what foreign model code raises here only means "not this way"
         return f"it fails with {type(error).__name__}"
     finally:

@@ -9,6 +9,9 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+LOGPROB_FLOOR = -9999.0
+"""Stands for the logarithm of 0, which JSON cannot say."""
+
 
 class FinishReason(enum.Enum):
     """Why an answer is complete."""
@@ -35,6 +38,41 @@ class Finish:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """How probable the model found a token, and what it found most probable in its place.
+
+    Natural logarithms of the model's own distribution, before biases, penalties, temperature and filters. They are
+    finite: nothing is below LOGPROB_FLOOR.
+
+    Attributes:
+        token_id: the token.
+        logprob: of this token.
+        rank: 1 for the most probable token; the number of more probable ones, plus 1.
+        top: (token id, logprob) of the most probable tokens, as many as were asked for, descending.
+    """
+
+    token_id: int
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NextToken:
+    """What a step of the model chose for a sequence.
+
+    Attributes:
+        token_id: the token.
+        logprobs: of the token, when the request asked for them.
+        prompt_logprobs: see TokenEvent.
+    """
+
+    token_id: int
+    logprobs: TokenLogprobs | None = None
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class TokenEvent:
     """One generated token.
 
@@ -44,9 +82,14 @@ class TokenEvent:
             may be starting. The texts of all events, joined, are the answer: the same whether it is streamed or not.
         latency_ms: from submission for the first token, from the token before for the others.
         finish: set on the last event.
+        logprobs: of this token, when the request asked for them.
+        prompt_logprobs: on the first event, when the request asked for them: one entry a token of the prompt, None
+            for the first, which nothing comes before.
     """
 
     token_id: int
     text: str
     latency_ms: float
     finish: Finish | None = None
+    logprobs: TokenLogprobs | None = None
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None

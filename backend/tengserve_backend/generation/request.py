@@ -9,6 +9,8 @@ from tengserve_backend.generation.sampling import SamplingParams
 LOWEST_PRIORITY = 5
 DEFAULT_MAX_NEW_TOKENS = 20
 DEFAULT_TIMEOUT_S = 600.0
+MAX_LOGPROBS = 20
+"""The most alternatives that a request gets for a token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,9 @@ class GenerationRequest:
         skip_special_tokens: special tokens leave no trace in the text.
         priority: 1 (first) to 5.
         timeout_s: seconds from submission after which the request ends with DeadlineExceededError.
+        logprobs: report each generated token's log probability and those of so many most probable tokens, 0 to 20;
+            None reports nothing.
+        prompt_logprobs: the same for the tokens of the prompt. The prompt is then computed even where it is cached.
         max_prompt_tokens: a limit of the dialect below the model's own, or None.
     """
 
@@ -39,4 +44,6 @@ class GenerationRequest:
     skip_special_tokens: bool = True
     priority: int = LOWEST_PRIORITY
     timeout_s: float = DEFAULT_TIMEOUT_S
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
     max_prompt_tokens: int | None = None

@@ -33,10 +33,15 @@ class PrefixSharing:
         self.hit_tokens = 0
 
     def find(self, sequence: Sequence) -> list[int]:
-        """Blocks that hold the beginning of a sequence that has none yet; at least one token is left to compute."""
+        """Blocks that hold the beginning of a sequence that has none yet; at least one token is left to compute.
+
+        None for a sequence whose prompt is scored: a token that is found has no logits.
+        """
         if not self._enabled:
             return []
         known = self._known.setdefault(sequence.seq_id, _Known(PrefixContents(self._pool.block_size)))
+        if sequence.scores_prompt:
+            return []
         return self._pool.match(known.contents.up_to(sequence.token_ids, len(sequence.token_ids) - 1))
 
     def started(self, sequence: Sequence) -> None:

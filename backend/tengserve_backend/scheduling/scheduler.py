@@ -160,6 +160,7 @@ class Scheduler:
             token_ids=tuple(sequence.token_ids[sequence.computed : end]),
             blocks=tuple(sequence.blocks[: self._pool.blocks_for(end)]),
             samples=end == len(sequence.token_ids),
+            scores_prompt=sequence.scores_prompt,
         )
         return count
 

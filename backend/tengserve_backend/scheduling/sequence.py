@@ -26,6 +26,7 @@ class Sequence:
         token_ids: prompt and output.
         computed: leading tokens whose keys and values are in the cache.
         blocks: cache blocks, in order, owned by this sequence.
+        prompt_logprobs: the request asks how probable its prompt is.
     """
 
     seq_id: int
@@ -35,11 +36,17 @@ class Sequence:
     token_ids: list[int]
     computed: int = 0
     blocks: list[int] = field(default_factory=list)
+    prompt_logprobs: bool = False
 
     @property
     def pending(self) -> int:
         """Tokens that are known and not computed."""
         return len(self.token_ids) - self.computed
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether every token's logits are wanted now: that needs each of them computed, and ends with the prompt."""
+        return self.prompt_logprobs and len(self.token_ids) == self.prompt_len
 
     @property
     def rank(self) -> tuple[int, int]:

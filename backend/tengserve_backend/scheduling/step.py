@@ -16,6 +16,7 @@ class ScheduledSequence:
         token_ids: the tokens to compute, at positions start, start + 1, ...
         blocks: cache blocks that cover positions 0 .. start + len(token_ids) - 1.
         samples: the last token is the last one known, so the step chooses the next one.
+        scores_prompt: the logits of all these tokens are wanted, for they say how probable the prompt is.
     """
 
     seq_id: int
@@ -23,6 +24,7 @@ class ScheduledSequence:
     token_ids: tuple[int, ...]
     blocks: tuple[int, ...]
     samples: bool
+    scores_prompt: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,6 +100,5 @@ def test_a_packed_batch_says_where_everything_goes():
     assert batch.input_ids.tolist() == [[50, 51, 60, 70]]
     assert batch.position_ids.tolist() == [[3, 4, 0, 4]]
     assert batch.slots.tolist() == [11, 0, 4, 20]
-    assert batch.sample_rows.tolist() == [1, 3]
-    assert batch.sample_ids == (7, 9)
+    assert batch.logit_rows.tolist() == [1, 3]
     assert [span.slots.tolist() for span in batch.spans] == [[8, 9, 10, 11, 0], [4], [12, 13, 14, 15, 20]]
