@@ -72,7 +72,7 @@ curl http://127.0.0.1:8080/v2/models/smollm2/generate \\
 
 ## Request
 
-Fields may stand under `parameters`, as in the document's sample, or at top level, as in its table. The same field in
+Fields may stand under `parameters`, as in MindIE's sample, or at top level, as in its table. The same field in
 both places must have the same value.
 
 @TABLE@@RULES@

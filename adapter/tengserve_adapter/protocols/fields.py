@@ -22,10 +22,10 @@ FLOAT32_MAX: Final = 3.4028234663852886e38
 MAX_STOP_STRINGS: Final = 16
 MAX_STOP_CHARS: Final = 256
 
-INFER_DOC: Final = "api/infer.txt"
-INFER_TOKEN_DOC: Final = "api/infer_token.txt"  # noqa: S105 - a document's name, not a secret
-NATIVE_DOCS: Final = f"{INFER_DOC}, {INFER_TOKEN_DOC}"
-GENERATE_DOC: Final = "api/v2_generate.txt"
+INFER_DOC: Final = "MindIE native API, /infer"
+INFER_TOKEN_DOC: Final = "MindIE native API, /infer_token"  # noqa: S105 - a document's name, not a secret
+NATIVE_DOCS: Final = "MindIE native API"
+GENERATE_DOC: Final = "MindIE v2 generate"
 EXTENSION: Final = "extension"
 
 

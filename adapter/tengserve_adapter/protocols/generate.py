@@ -1,6 +1,6 @@
 """The v2 generate dialect: `POST /v2/models/{m}[/versions/{v}]/generate` and `/generate_stream`.
 
-The URL decides whether the answer is a stream. Fields may be nested under `parameters`, as in the document's sample,
+The URL decides whether the answer is a stream. Fields may be nested under `parameters`, as in MindIE's sample,
 or flat, as in its table.
 """
 
@@ -66,7 +66,7 @@ def max_prompt_tokens(limits: ModelLimits) -> int | None:
 
 
 class GenerateReply:
-    """Answers as api/v2_generate.txt samples them, with the seed added to `details`."""
+    """Answers as the samples of MindIE's v2 generate show them, with the seed added to `details`."""
 
     def __init__(self, *, request_id: str, model_name: str, details: bool, full_text: bool) -> None:
         self._head: dict[str, object] = {"id": request_id, "model_name": model_name, "model_version": None}

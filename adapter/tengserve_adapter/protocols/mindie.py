@@ -59,7 +59,7 @@ def _details(finish: Finish) -> dict[str, object]:
 
 
 class NativeReply:
-    """Answers as api/infer.txt and api/infer_token.txt sample them."""
+    """Answers as the samples of MindIE's native API, /infer and /infer_token, show them."""
 
     def __init__(self, *, id_in_list: bool, details: bool, full_text: bool) -> None:
         self._id_in_list = id_in_list

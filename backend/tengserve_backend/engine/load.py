@@ -31,7 +31,7 @@ from tengserve_backend.text.tokenizer import load_tokenizer
 
 _log = logging.getLogger(__name__)
 
-# What MindIE's ATB back end uses when neither the request nor the weights name one (api/infer_token.txt, top_k).
+# What MindIE's ATB back end uses when neither the request nor the weights name one (MindIE native API, /infer_token: top_k).
 _DEFAULT_TOP_K = 1000
 
 

@@ -93,7 +93,7 @@ def _by_part(step: Step, logits: torch.Tensor) -> StepLogits:
 def chunked_layers(text_config: Any) -> dict[int, int]:
     """Attention chunk sizes by layer.
 
-    Llama 4 says them in its mask alone, which a registry function does not get (reference: packed-forward, section 1).
+    Llama 4 says them in its mask alone, which a registry function does not get.
     """
     size = getattr(text_config, "attention_chunk_size", None)
     layer_types = getattr(text_config, "layer_types", None) or ()

@@ -3,7 +3,7 @@
 Some models accept our attention and then answer wrongly. So two short sequences run together, in chunks and with a
 decode, and once each alone with transformers' own attention. The logits must agree; for the packed way each layer must
 besides have come to our attention. Only this catches models that never call the attention registry, or that mix what
-is packed (reference: packed-forward, section 1).
+is packed.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 MAX_PROMPT_TOKENS = 1024 * 1024
-"""No prompt is longer, whatever the model (api/infer.txt, inputs: "1MB")."""
+"""No prompt is longer, whatever the model (MindIE native API, /infer: inputs, "1MB")."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class ModelLimits:
 
     @property
     def max_prompt_tokens(self) -> int:
-        """The longest prompt: the minimum that api/infer.txt gives under `inputs`."""
+        """The longest prompt: the minimum that MindIE's native API gives, /infer: inputs."""
         limits = [self.max_input_len, self.max_seq_len - 1, MAX_PROMPT_TOKENS]
         if self.max_position_embeddings is not None:
             limits.append(self.max_position_embeddings)

@@ -38,7 +38,7 @@ class SamplingParams:
     def resolve(self, *, default_top_k: int, vocab_size: int, drawn_seed: int) -> ResolvedSampling:
         """These parameters for one model.
 
-        A top_k at or above the vocabulary means the whole vocabulary (api/infer.txt, top_k).
+        A top_k at or above the vocabulary means the whole vocabulary (MindIE native API, /infer: top_k).
         """
         top_k = default_top_k if self.top_k is None else self.top_k
         return ResolvedSampling(

@@ -73,7 +73,7 @@ def sentencepiece():
 
 
 def test_words_keep_their_space_except_the_first(sentencepiece):
-    # api/infer.txt, stream sample: "am", " a", " French".
+    # MindIE native API, /infer, the sample of a stream: "am", " a", " French".
     assert stream(sentencepiece.decode, [0, 1, 2, 3]) == ["am", " a", " French", "er", ""]
 
 

@@ -2,7 +2,7 @@
 
 Models call it with the new tokens' query, key and value. What it needs besides (pages, slots, spans) is in a step
 context that the runner sets around the forward: a context variable, so each engine's thread has its own. No mask
-function is registered under the name, so transformers builds no mask (reference: packed-forward, section 1).
+function is registered under the name, so transformers builds no mask.
 """
 
 from __future__ import annotations
