@@ -10,7 +10,7 @@ that far.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -42,6 +42,11 @@ def filters_of(sampling: ResolvedSampling, width: int) -> Filters:
     needed = sampling.top_k or (_TOP_P_HEAD if top_p else 0)
     head = next((size for size in _HEADS if needed <= size < width), width) if needed else 0
     return Filters(head, top_p)
+
+
+def wider(filters: Filters, width: int) -> Filters:
+    """The same filters with the next longer head."""
+    return replace(filters, head=next((size for size in _HEADS if filters.head < size < width), width))
 
 
 def largest(values: torch.Tensor, count: int) -> torch.Tensor:

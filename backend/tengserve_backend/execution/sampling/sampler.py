@@ -6,19 +6,19 @@ depends on its own logits, parameters and uniform number only, bit for bit: rows
 together, and the path follows from the row's parameters. Greedy rows take the maximum and nothing else.
 
 The host reads the device once. Only where a row's top-p reached beyond the largest logits that were looked at, the row
-is done again with all of them in order.
+is done again with more of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
 from tengserve_backend.execution.sampling.adjust import adjust
 from tengserve_backend.execution.sampling.draw import CHUNK, draw
-from tengserve_backend.execution.sampling.filters import Filters, filters_of, lowest_kept
+from tengserve_backend.execution.sampling.filters import Filters, filters_of, lowest_kept, wider
 from tengserve_backend.execution.sampling.row import Columns, SamplingRow, columns
 
 _UNUSABLE, _BEYOND_HEAD = -1, -2
@@ -38,6 +38,10 @@ class _Path:
     adjusted: bool
     filters: Filters | None
 
+    def wider(self, width: int) -> _Path:
+        """For a row whose top-p reached beyond the head."""
+        return self if self.filters is None else replace(self, filters=wider(self.filters, width))
+
 
 def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[int | None]:
     """Choose a token for every row.
@@ -50,13 +54,12 @@ def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[int | None
         R token ids; None for a row whose logits are not finite enough to choose from.
     """
     width = _padded(logits.shape[1])
-    tokens = _choose(logits, rows, [_path(row, width) for row in rows])
-    again = [index for index, token in enumerate(tokens) if token == _BEYOND_HEAD]
-    if again:
-        paths = [_Path(rows[index].adjusts, Filters(head=width, top_p=True)) for index in again]
-        found = _choose(_select(logits, again), [rows[index] for index in again], paths)
-        for index, token in zip(again, found, strict=True):
-            tokens[index] = token
+    paths = {index: _path(row, width) for index, row in enumerate(rows)}
+    tokens: list[int | None] = [None] * len(rows)
+    while paths:
+        chosen = _choose(logits, rows, paths)
+        tokens = [chosen.get(index, token) for index, token in enumerate(tokens)]
+        paths = {index: paths[index].wider(width) for index, token in chosen.items() if token == _BEYOND_HEAD}
     return [None if token == _UNUSABLE else token for token in tokens]
 
 
@@ -71,8 +74,9 @@ def distribution(logits: torch.Tensor, row: SamplingRow) -> torch.Tensor:
     parameters = columns([row], logits.device)
     filters = filters_of(row.sampling, scores.shape[1])
     weights, _, found = _weights(scores, parameters, filters)
-    if not found.item():
-        weights, _, _ = _weights(scores, parameters, Filters(scores.shape[1], filters.top_p))
+    while not found.item():
+        filters = wider(filters, scores.shape[1])
+        weights, _, found = _weights(scores, parameters, filters)
     return (weights / weights.sum())[0, : logits.shape[0]]
 
 
@@ -80,22 +84,27 @@ def _path(row: SamplingRow, width: int) -> _Path:
     return _Path(row.adjusts, filters_of(row.sampling, width) if row.sampling.do_sample else None)
 
 
-def _choose(logits: torch.Tensor, rows: Sequence[SamplingRow], paths: Sequence[_Path]) -> list[int]:
-    """A token id a row, or one of the negative marks; the rows of a path at once, and one read for all."""
+def _choose(logits: torch.Tensor, rows: Sequence[SamplingRow], paths: Mapping[int, _Path]) -> dict[int, int]:
+    """A token id, or one of the negative marks, for each row that has a path. One read for all."""
     members: dict[_Path, list[int]] = {}
-    for index, path in enumerate(paths):
+    for index, path in paths.items():
         members.setdefault(path, []).append(index)
-    parts, order = [], []
+    order: list[int] = []
+    parts: list[torch.Tensor] = []
     for path, indices in members.items():
-        at_once = len(indices)
-        if logits.device.type == "cpu" and path.filters is not None:
-            at_once = max(1, _CPU_BLOCK // logits.shape[1])
+        at_once = _rows_at_once(logits, path, len(indices))
         for first in range(0, len(indices), at_once):
             block = indices[first : first + at_once]
             parts.append(_choose_alike(_select(logits, block), [rows[index] for index in block], path))
             order += block
-    chosen = torch.cat(parts).tolist()
-    return [token for _, token in sorted(zip(order, chosen, strict=True))]
+    return dict(zip(order, torch.cat(parts).tolist(), strict=True))
+
+
+def _rows_at_once(logits: torch.Tensor, path: _Path, count: int) -> int:
+    copied = path.adjusted or path.filters is not None or count < logits.shape[0]
+    if logits.device.type == "cpu" and copied:
+        return max(1, _CPU_BLOCK // logits.shape[1])
+    return count
 
 
 def _choose_alike(logits: torch.Tensor, rows: Sequence[SamplingRow], path: _Path) -> torch.Tensor:
