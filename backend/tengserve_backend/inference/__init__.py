@@ -1,0 +1,31 @@
+"""Tensors in, tensors out: what v2 infer asks of a model, whatever serves it. Plain numpy, no protocol."""
+
+from tengserve_backend.inference.datatypes import Datatype
+from tengserve_backend.inference.model import (
+    ModelStatistics,
+    Servable,
+    TensorModel,
+    TensorSpec,
+)
+from tengserve_backend.inference.request import (
+    InferRequest,
+    InferResponse,
+    InferTensor,
+    ParameterValue,
+    RequestedOutput,
+    SequenceFlags,
+)
+
+__all__ = [
+    "Datatype",
+    "InferRequest",
+    "InferResponse",
+    "InferTensor",
+    "ModelStatistics",
+    "ParameterValue",
+    "RequestedOutput",
+    "SequenceFlags",
+    "Servable",
+    "TensorModel",
+    "TensorSpec",
+]

@@ -1,0 +1,119 @@
+"""What the adapter sees of a model that takes tensors: a user's model.py, or the LLM behind its tensor names."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from tengserve_backend.inference.datatypes import Datatype
+from tengserve_backend.inference.request import InferRequest, InferResponse
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One input or output of a model.
+
+    Attributes:
+        name, datatype: of the tensor.
+        shape: dimensions as clients see them, -1 for any; the batch dimension comes first when there is one.
+        optional: an input that may be left out.
+        labels: class labels of an output, "" where a class has none.
+    """
+
+    name: str
+    datatype: Datatype
+    shape: tuple[int, ...]
+    optional: bool = False
+    labels: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ModelStatistics:
+    """Triton's statistics of one model version, durations in nanoseconds; counted since it was loaded.
+
+    Attributes:
+        inference_count: requests times their batch.
+        execution_count: calls of the model.
+        last_inference_ms: wall clock milliseconds of the last request, 0 before the first.
+        success, fail, queue, compute_input, compute_infer, compute_output, cancel: (count, nanoseconds) each.
+    """
+
+    inference_count: int = 0
+    execution_count: int = 0
+    last_inference_ms: int = 0
+    success: tuple[int, int] = (0, 0)
+    fail: tuple[int, int] = (0, 0)
+    queue: tuple[int, int] = (0, 0)
+    compute_input: tuple[int, int] = (0, 0)
+    compute_infer: tuple[int, int] = (0, 0)
+    compute_output: tuple[int, int] = (0, 0)
+    cancel: tuple[int, int] = (0, 0)
+
+
+class Servable(Protocol):
+    """What the model manager needs of anything that it serves; engine.base.Engine is one too."""
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Admit nothing more and wait for what runs; False when the time ran out first."""
+        ...
+
+    def stop(self) -> None:
+        """End everything and give the memory back. Blocks until done."""
+        ...
+
+
+class TensorModel(Servable, Protocol):
+    """One loaded version of a model that takes and gives tensors."""
+
+    @property
+    def name(self) -> str:
+        """The model's name."""
+        ...
+
+    @property
+    def version(self) -> str:
+        """The version."""
+        ...
+
+    @property
+    def platform(self) -> str:
+        """Platform, or backend where config.pbtxt names no platform."""
+        ...
+
+    @property
+    def max_batch_size(self) -> int:
+        """0: no batch dimension."""
+        ...
+
+    @property
+    def decoupled(self) -> bool:
+        """Whether a request may have any number of responses."""
+        ...
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        """In the order of the configuration."""
+        ...
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        """In the order of the configuration."""
+        ...
+
+    async def is_ready(self) -> bool:
+        """Whether it would take a request now."""
+        ...
+
+    def statistics(self) -> ModelStatistics:
+        """Since it was loaded."""
+        ...
+
+    def infer(self, request: InferRequest) -> AsyncIterator[InferResponse]:
+        """Run a request; the last response has `final`. Closing the iterator cancels what is not done.
+
+        Raises:
+            InvalidRequestError: the tensors do not fit the model.
+            TengserveError: as the tree says.
+        """
+        ...

@@ -1,0 +1,108 @@
+"""The one typed infer request that HTTP and gRPC are parsed into, and its responses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tengserve_backend.inference.datatypes import Array, Datatype
+
+ParameterValue = bool | int | float | str
+"""A request, response or output parameter. bool is checked before int: True is no 1 here."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class InferTensor:
+    """One tensor.
+
+    Attributes:
+        name: of the model's input or output.
+        datatype: its elements.
+        data: shape and elements, in row-major order; see Datatype.dtype.
+        parameters: that came with it, or go with it.
+    """
+
+    name: str
+    datatype: Datatype
+    data: Array
+    parameters: Mapping[str, ParameterValue] = field(default_factory=dict)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the data."""
+        return self.data.shape
+
+
+@dataclass(frozen=True, slots=True)
+class RequestedOutput:
+    """An output that the client asks for.
+
+    Attributes:
+        name: of the model's output.
+        classification: answer with the top this many classes instead; 0 does not.
+        parameters: further ones that came with it.
+    """
+
+    name: str
+    classification: int = 0
+    parameters: Mapping[str, ParameterValue] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceFlags:
+    """Where a request stands in its sequence (Triton's sequence extension).
+
+    Attributes:
+        correlation_id: number or text; 0 and "" are no sequence.
+        start, end: first and last request of the sequence.
+    """
+
+    correlation_id: int | str = 0
+    start: bool = False
+    end: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class InferRequest:
+    """One infer request, checked against the protocol and not yet against the model.
+
+    Attributes:
+        model, version: as asked for; version "" is the newest.
+        request_id: the client's, "" when it gave none.
+        inputs: in the client's order.
+        outputs: asked for; none asks for all.
+        parameters: what the protocol does not take for itself.
+        priority: 0 is the model's default; 1 is the highest.
+        timeout_us: microseconds that the request may wait; 0 has no limit of its own.
+        sequence: its flags.
+    """
+
+    model: str
+    version: str
+    request_id: str
+    inputs: tuple[InferTensor, ...]
+    outputs: tuple[RequestedOutput, ...] = ()
+    parameters: Mapping[str, ParameterValue] = field(default_factory=dict)
+    priority: int = 0
+    timeout_us: int = 0
+    sequence: SequenceFlags = SequenceFlags()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class InferResponse:
+    """One response; a decoupled model sends any number of them for a request.
+
+    Attributes:
+        model, version: that answered.
+        request_id: of the request.
+        outputs: may be empty for a final response that only says that it is the last.
+        parameters: of the response.
+        final: no response follows.
+    """
+
+    model: str
+    version: str
+    request_id: str
+    outputs: tuple[InferTensor, ...]
+    parameters: Mapping[str, ParameterValue] = field(default_factory=dict)
+    final: bool = True
