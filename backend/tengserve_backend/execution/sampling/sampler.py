@@ -23,7 +23,7 @@ from tengserve_backend.execution.sampling.row import Columns, SamplingRow, colum
 
 _UNUSABLE, _BEYOND_HEAD = -1, -2
 # On a CPU, so many logits at once stay in the cache through all that is done with them.
-_CPU_BLOCK = 2**19
+_CPU_BLOCK = 2**20
 
 
 @dataclass(frozen=True, slots=True)
