@@ -18,7 +18,8 @@ _RULES = f"""
 - `null` counts as absent everywhere but in the prompt.
 - An integer is a JSON integer: not `20.0`, `"20"` or `true`. A float field takes an integer too. NaN and infinities are
   refused.
-- An unknown field is ignored, and counted in the metric `tengserve_ignored_fields_total`.
+- An unknown field is ignored, and counted in the metric `tengserve_ignored_fields_total`. A server that is started with
+  `--log-level debug` logs the names.
 - The body is read as UTF-8 JSON whatever its Content-Type; of equal keys the last wins. Arrays and objects may nest
   {MAX_DEPTH} deep; a body of more than {INLINE_BYTES // 1024} KiB holds at most {MAX_VALUES} values and
   {MAX_CONTAINERS} arrays and objects.
@@ -38,6 +39,8 @@ curl http://127.0.0.1:8080/infer -d '{"inputs": "My name is Olivier and I", "par
 ```
 
 ## Request
+
+A field of `parameters` that stands at top level is an unknown field, and is ignored: put it under `parameters`.
 
 @TABLE@@RULES@
 ## Answer
@@ -148,6 +151,7 @@ def _errors() -> str:
         rows.append(f"| {reply.status} | {reply.error_type} | {doc[0].upper()}{doc[1:]}{''.join(notes)} |")
     rows.append("| 404, 405 | NotFoundError, Method Not Allowed | No such URL, or not with this method |")
     rows.append("| 500 | Internal Server Error | A fault of the server; its log has the reason |")
+    rows.append("| 501 | Not Implemented | `/v2/models/{model}/infer`, with tensors, is not served yet |")
     return _ERRORS + "\n".join(rows) + "\n"
 
 

@@ -107,17 +107,19 @@ def _serve(settings: ServerSettings) -> int:
     from tengserve_adapter.lifecycle import end_early_on_signals
     from tengserve_adapter.listener import ListenError, listen
     from tengserve_adapter.observability.logs import configure_logging
+    from tengserve_adapter.progress import ProgressPrinter
 
     end_early_on_signals()
     try:
         listener = listen(settings.host, settings.http_port)
     except ListenError as error:
         return _fail(error.message, RUN_ERROR)
-    configure_logging(settings.log_level)
+    progress = ProgressPrinter(sys.stderr)
+    configure_logging(settings.log_level, progress)
 
     from tengserve_adapter.server import serve
 
-    return serve(settings, sources, listener)
+    return serve(settings, sources, listener, progress)
 
 
 def _unknown(argument: str) -> str:

@@ -7,7 +7,7 @@ ready ................. every model can answer
 signal ................ at once not ready and nothing admitted; after pre_drain_delay_s running answers get
                         drain_timeout_s, what is left is ended; engines stop; connections close; status 0
 second signal ......... end now, status 128 + signal
-load failure .......... with exit_on_error: status 1; else up, not ready
+load failure .......... with exit_on_error: status 1 at once; else up, not ready
 dead engine ........... its waiters get their errors; short grace; status 1, so that Kubernetes restarts the pod
 ```
 
@@ -186,12 +186,15 @@ class Lifecycle:
         # Loading imports torch, which would keep the event loop from starting to listen.
         await listening.wait()
         self._loading = Worker("load", self._models.load_all)
-        await self._loading.wait()
-        statuses = self._models.statuses()
-        failed = [status for status in statuses if status.state is not ModelState.READY]
-        if failed and self._exit_on_error:
-            self._end(Stop("; ".join(map(_failure, failed)), 1))
-        elif len(failed) < len(statuses):
+        ended = False
+        while not ended:
+            ended = await self._loading.wait(WATCH_INTERVAL_S)
+            failed = [status for status in self._models.statuses() if status.state is ModelState.UNAVAILABLE]
+            if failed and self._exit_on_error:
+                # The models behind it in the queue could not change that any more.
+                self._end(Stop("; ".join(map(_failure, failed)), 1))
+                return
+        if any(status.state is ModelState.READY for status in self._models.statuses()):
             self._announce()
 
     async def _watch_engines(self) -> None:
@@ -208,14 +211,30 @@ class Lifecycle:
                     return
             await asyncio.sleep(WATCH_INTERVAL_S)
 
+    def _unfinished(self) -> int:
+        """Answers that engines still owe."""
+        count = 0
+        for model in self._models.statuses():
+            with contextlib.suppress(TengserveError):  # Not loaded.
+                status = self._models.engine(model.name, model.version).status()
+                count += status.running_requests + status.waiting_requests
+        return count
+
     async def _shut_down(self, stop: Stop, server: HttpServer, http: Awaitable[None]) -> None:
+        if unfinished := self._unfinished():
+            _log.info(
+                "%s may take up to %g s to end; a second Ctrl-C or SIGTERM ends the process at once",
+                _answers(unfinished),
+                stop.delay_s + stop.drain_timeout_s,
+            )
         await asyncio.sleep(stop.delay_s)
         try:
             drained = await asyncio.wait_for(self._models.drain(stop.drain_timeout_s), stop.drain_timeout_s + 1.0)
         except (TimeoutError, TengserveError):
             drained = False
         if not drained:
-            _log.warning("some answers were not complete after %g s; they end now", stop.drain_timeout_s)
+            unfinished = self._unfinished()
+            _log.warning("%s not complete after %g s: ending now", _answers(unfinished), stop.drain_timeout_s)
         stopping = Worker("stop", self._models.stop)
         stopped = await stopping.wait(STOP_TIMEOUT_S)
         server.should_exit = True
@@ -246,6 +265,9 @@ def end_now(exit_code: int) -> None:
     os._exit(exit_code)
 
 
+def _answers(count: int) -> str:
+    return "1 answer" if count == 1 else f"{count} answers"
+
+
 def _failure(status: ModelStatus) -> str:
-    reason = status.reason or "loading ended before the model was ready"
-    return f"model {status.name}, version {status.version} failed to load: {reason}"
+    return f"model {status.name}, version {status.version} failed to load: {status.reason}"

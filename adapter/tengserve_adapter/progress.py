@@ -11,6 +11,8 @@ from typing import TextIO
 
 from tengserve_backend.engine.base import ModelInfo
 
+_ERASE = "\r\x1b[K"
+
 _PROMPT = "My name is Olivier and I"
 # "My name is Olivier and I" for the quick-start model; any ids below the vocabulary size do for another one.
 _PROMPT_IDS = (5965, 1462, 314, 11256, 380, 1153, 284, 339)
@@ -28,7 +30,8 @@ def say(text: str) -> None:
 class ProgressPrinter:
     """Prints the loading of models on stderr: one rewritten line on a terminal, one line a stage elsewhere.
 
-    Called from the loading thread; `close` may come from another.
+    It is also the stream of the log, so that a record and the rewritten line do not stand in each other's way. Every
+    method may be called from any thread.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -36,6 +39,8 @@ class ProgressPrinter:
         self._rewrites = stream.isatty()
         self._lock = threading.Lock()
         self._last: tuple[str, str, int] | None = None
+        self._moves = False
+        self._line = ""
 
     def __call__(self, model: str, stage: str, fraction: float) -> None:
         """The model's stage and how far it is, from 0.0 to 1.0."""
@@ -44,25 +49,37 @@ class ProgressPrinter:
             if self._last == (model, stage, percent):
                 return
             new_stage = self._last is None or self._last[:2] != (model, stage)
-            # Without a terminal, only the start of a stage and its end are worth a line.
-            if self._rewrites or new_stage or percent == 100:
-                self._write(f"loading {model}: {stage} {percent} %", new_stage=new_stage)
             self._last = (model, stage, percent)
+            # A stage that tells only its start or its end has no way between them to show.
+            self._moves = 0 < percent < 100 or (self._moves and not new_stage)
+            line = f"loading {model}: {stage}" + (f" {percent} %" if self._moves else "")
+            if self._rewrites:
+                self._line = line
+                self._put(_ERASE + line)
+            elif new_stage or (self._moves and percent == 100):
+                self._put(line + "\n")
 
-    def close(self) -> None:
-        """Leave the rewritten line."""
+    def loaded(self, model: str, seconds: float) -> None:
+        """The model is loaded: this line stays."""
         with self._lock:
-            if self._rewrites and self._last is not None:
-                self._put("\n")
-            self._last = None
+            self._end(f"loaded {model} in {seconds:.0f} s\n" if seconds >= 1 else f"loaded {model} in under 1 s\n")
 
-    def _write(self, text: str, *, new_stage: bool) -> None:
-        if not self._rewrites:
-            self._put(text + "\n")
-        elif new_stage and self._last is not None:
-            self._put("\n" + text)
-        else:
-            self._put("\r\x1b[K" + text)
+    def failed(self) -> None:
+        """The load has ended without a model; the log says why."""
+        with self._lock:
+            self._end("")
+
+    def write(self, text: str) -> None:
+        """Print lines of the log above the rewritten line."""
+        with self._lock:
+            self._put(_ERASE + text + self._line if self._line else text)
+
+    def flush(self) -> None:
+        """Nothing: every write is out at once."""
+
+    def _end(self, text: str) -> None:
+        self._put(_ERASE + text if self._line else text)
+        self._line, self._last, self._moves = "", None, False
 
     def _put(self, text: str) -> None:
         try:
@@ -70,7 +87,7 @@ class ProgressPrinter:
             self._stream.flush()
         except OSError:
             # stderr is gone; loading goes on.
-            self._rewrites = False
+            self._rewrites, self._line = False, ""
 
 
 def sample_commands(url: str, model: ModelInfo, *, is_default: bool) -> list[str]:
@@ -99,9 +116,29 @@ def sample_commands(url: str, model: ModelInfo, *, is_default: bool) -> list[str
     ]
 
 
-def ready_text(url: str, commands: Sequence[str]) -> str:
-    """The block that is printed when the server is ready."""
-    return "\n".join([f"tengserve is ready at {url}. Try:", *(f"  {command}" for command in commands)])
+def ready_text(
+    url: str, ready: Sequence[str], failed: Sequence[str], default: str | None, commands: Sequence[str]
+) -> str:
+    """The block that is printed when the server is ready.
+
+    Args:
+        url: where the server listens.
+        ready, failed: names of the models that answer, and of those that did not load.
+        default: the model that /infer and /infer_token mean, if there is one.
+        commands: what to try.
+    """
+    lines = [f"tengserve is ready at {url}"]
+    if len(ready) + len(failed) > 1:
+        lines.append(f"Models: {', '.join(ready)}" + (f" (not loaded: {', '.join(failed)})" if failed else ""))
+        if default is None:
+            lines.append(
+                "/infer and /infer_token name no model, so they are off: --default-model NAME switches them on"
+            )
+        elif default in failed:
+            lines.append(f"/infer and /infer_token mean {default}, which is not loaded")
+        else:
+            lines.append(f"/infer and /infer_token mean {default}")
+    return "\n".join([*lines, "Try:", *(f"  {command}" for command in commands)])
 
 
 def _curl(url: str, body: object, *, stream: bool = False) -> str:

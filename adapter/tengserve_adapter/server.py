@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-import sys
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -18,25 +18,37 @@ from starlette.responses import Response
 from tengserve_adapter.http.app import install
 from tengserve_adapter.http.errors import response_for
 from tengserve_adapter.kserve.repository import TengserveModelRepository, TengserveRepositoryExtension
-from tengserve_adapter.kserve.sdk import ModelServer, RESTServer, app
+from tengserve_adapter.kserve.sdk import KSERVE_METRICS, ModelServer, RESTServer, app
 from tengserve_adapter.lifecycle import CLOSE_TIMEOUT_S, Lifecycle
 from tengserve_adapter.listener import BoundedHttpProtocol, url_of
-from tengserve_adapter.observability.metrics import EngineCollector, RequestMetrics
+from tengserve_adapter.observability.metrics import EngineCollector, RequestMetrics, quiet_metrics
 from tengserve_adapter.progress import ProgressPrinter, ready_text, sample_commands, say
 from tengserve_adapter.settings import ServerSettings
+from tengserve_backend.engine.base import Engine
 from tengserve_backend.repository.load import load_model
 from tengserve_backend.repository.manager import ModelManager, ModelState
-from tengserve_backend.repository.source import ModelSource
+from tengserve_backend.repository.source import ModelSource, Progress
 
 KEEP_ALIVE_S = 65
 """Longer than the idle timeout of Envoy and Istio (60 s): a proxy must not write to a connection that we close."""
 
 
-def serve(settings: ServerSettings, sources: Sequence[ModelSource], listener: socket.socket) -> int:
+def serve(
+    settings: ServerSettings, sources: Sequence[ModelSource], listener: socket.socket, progress: ProgressPrinter
+) -> int:
     """Serve these models on this socket until told to stop; the process's exit status."""
-    progress = ProgressPrinter(sys.stderr)
-    models = ModelManager(sources, load_model, progress)
-    return TengserveServer(settings, models, listener, progress).start()
+
+    def load(source: ModelSource, report: Progress) -> Engine:
+        began = time.monotonic()
+        try:
+            engine = load_model(source, report)
+        except BaseException:
+            progress.failed()
+            raise
+        progress.loaded(source.name, time.monotonic() - began)
+        return engine
+
+    return TengserveServer(settings, ModelManager(sources, load, progress), listener).start()
 
 
 class TengserveServer(ModelServer):  # type: ignore[misc]  # kserve ships no type information
@@ -47,9 +59,7 @@ class TengserveServer(ModelServer):  # type: ignore[misc]  # kserve ships no typ
     metrics) are used as they are.
     """
 
-    def __init__(
-        self, settings: ServerSettings, models: ModelManager, listener: socket.socket, progress: ProgressPrinter
-    ) -> None:
+    def __init__(self, settings: ServerSettings, models: ModelManager, listener: socket.socket) -> None:
         super().__init__(
             http_port=listener.getsockname()[1],
             workers=1,
@@ -65,7 +75,6 @@ class TengserveServer(ModelServer):  # type: ignore[misc]  # kserve ships no typ
         self._settings = settings
         self._models = models
         self._listener = listener
-        self._progress = progress
         self._url = url_of(listener)
         self._lifecycle = Lifecycle(
             models,
@@ -86,6 +95,8 @@ class TengserveServer(ModelServer):  # type: ignore[misc]  # kserve ships no typ
         """
         for model in models:
             self.register_model(model)
+        # KServe's histograms are for models of its own kind.
+        quiet_metrics([] if models else KSERVE_METRICS)
         config = uvicorn.Config(
             self._application(),
             http=BoundedHttpProtocol,
@@ -117,12 +128,13 @@ class TengserveServer(ModelServer):  # type: ignore[misc]  # kserve ships no typ
         return application
 
     def _announce(self) -> None:
-        self._progress.close()
-        ready = [status.name for status in self._models.statuses() if status.state is ModelState.READY]
+        statuses = self._models.statuses()
+        ready = list(dict.fromkeys(status.name for status in statuses if status.state is ModelState.READY))
+        failed = [name for name in dict.fromkeys(status.name for status in statuses) if name not in ready]
         default = self._settings.default_model or self._models.default_name()
         name = default if default in ready else ready[0]
         commands = sample_commands(self._url, self._models.engine(name).info, is_default=name == default)
-        say(ready_text(self._url, commands))
+        say(ready_text(self._url, ready, failed, default, commands))
 
 
 class _HttpServer(uvicorn.Server):

@@ -77,7 +77,10 @@ async def test_model_ready() -> None:
         assert (await client.get("/v2/models/slow/ready")).status_code == 503
         assert (await client.get("/v2/models/smollm2/versions/2/ready")).status_code == 404
         response = await client.get("/v2/models/nobody/ready")
-        assert (response.status_code, response.json()["error"]) == (404, "Model nobody not found.")
+        assert (response.status_code, response.json()["error"]) == (
+            404,
+            "Model nobody not found; this server has smollm2, slow.",
+        )
     async with client_of(app_with(dead())) as client:
         assert (await client.get("/v2/models/smollm2/ready")).status_code == 503
     async with client_of(app_with(FakeEngine(), draining=True)) as client:

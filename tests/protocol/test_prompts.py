@@ -183,7 +183,7 @@ async def test_models_by_url() -> None:
         unknown = await client.post("/v2/models/nobody/generate_stream", content=b"not even json")
         assert (unknown.status_code, unknown.json()) == (
             404,
-            {"error": "Model nobody not found.", "error_type": "NotFoundError"},
+            {"error": "Model nobody not found; this server has first, second, third.", "error_type": "NotFoundError"},
         )
         version = await client.post("/v2/models/first/versions/9/generate", json={"text_input": "a"})
         assert (version.status_code, version.json()["error"]) == (404, "Model first version 9 not found.")

@@ -107,6 +107,7 @@ def test_sigterm_lets_a_stream_end_and_admits_nothing_new(scripted_repository: P
     with ready(scripted_repository) as server, open_stream(server) as events:
         server.signal(signal.SIGTERM)
         server.wait_for(re.compile("stopping: received SIGTERM"), "stderr")
+        server.wait_for(re.compile("1 answer may take up to 30 s to end; a second Ctrl-C"), "stderr")
         assert httpx.get(f"{server.url}/v2/health/ready").status_code == 503
         assert httpx.get(f"{server.url}/v2/health/live").status_code == 200
         refused = httpx.post(f"{server.url}/infer", json={"inputs": "Once"})
@@ -127,6 +128,7 @@ def test_the_drain_ends_at_its_timeout_with_an_error_in_the_stream(scripted_repo
         last = list(events)[-1]
         assert "stopped" in last["error"]
         assert server.wait() == 0
+        assert any("1 answer not complete after 0.1 s" in line for line in server.stderr)
 
 
 def test_a_second_signal_ends_the_process_now(scripted_repository: Path) -> None:
@@ -145,6 +147,15 @@ def test_a_model_that_fails_to_load_ends_the_process_with_its_reason(loading: Se
     stopping = [line for line in loading.stderr if "stopping:" in line]
     assert len(stopping) == 1
     assert "model scripted, version 1 failed to load: The weights are damaged." in stopping[0]
+
+
+def test_the_first_model_that_fails_to_load_ends_the_process(scripted_repository: Path) -> None:
+    add_model(scripted_repository, "another")
+    with start(scripted_repository) as server:
+        server.tell("fail")
+        assert server.wait() == 1
+        assert any("model another, version 1 failed to load" in line for line in server.stderr)
+        assert not any("model scripted, version 1 failed" in line for line in server.stderr)
 
 
 def test_without_exit_on_error_the_server_stays_up_and_tells_the_reason(scripted_repository: Path) -> None:
@@ -166,8 +177,10 @@ def test_without_exit_on_error_the_models_that_loaded_are_announced(scripted_rep
         server.tell("fail")
         server.tell("load")
         server.wait_until_ready()
-        assert any("/v2/models/scripted/generate" in line for line in server.stdout)
-        assert not any("/infer" in line for line in server.stdout), "no default model, so /infer means none"
+        server.wait_for(re.compile("/v2/models/scripted/generate_stream"), "stdout")
+        assert "Models: scripted (not loaded: another)" in server.stdout
+        assert any("--default-model NAME switches them on" in line for line in server.stdout)
+        assert not any("curl" in line and "/infer" in line for line in server.stdout), "/infer means no model"
 
 
 def test_a_dead_engine_fails_its_waiters_and_ends_the_process(scripted_repository: Path) -> None:
@@ -201,3 +214,7 @@ def test_engine_numbers_and_answers_are_on_the_metrics_page(scripted_repository:
         'tengserve_http_requests_total{route="other",status="404"} 1.0',
     ):
         assert line in lines
+    assert not any(line.startswith("request_p") or "_created" in line for line in lines), "nothing but what is used"
+    page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
+    ours = {line.split()[2] for line in lines if line.startswith("# TYPE tengserve_")}
+    assert ours == set(re.findall(r"^\| `(\w+)`", page, re.MULTILINE))

@@ -55,6 +55,17 @@ def test_routes_of_kserve_stay_and_say_what_to_use(tiny_server: ServerProcess) -
     predict = httpx.post(f"{tiny_server.url}/v1/models/tiny:predict", json={"instances": ["Once"]})
     assert predict.status_code == 501
     assert "/v2/models/tiny/generate" in predict.json()["error"]
+    # As curl -d sends it, with the Content-Type of a form.
+    for base in ("/v2/models/tiny", "/v2/models/tiny/versions/1"):
+        tensors = httpx.post(f"{tiny_server.url}{base}/infer", data={"inputs": "[]"})
+        assert (tensors.status_code, tensors.json()["error_type"]) == (501, "Not Implemented")
+        assert "/generate" in tensors.json()["error"]
+    for response in (
+        httpx.get(f"{tiny_server.url}/v2/models"),
+        httpx.post(f"{tiny_server.url}/v1/models/tiny:predict", data={"instances": "[]"}),
+        httpx.post(f"{tiny_server.url}/v1/models/nobody:predict", json={"instances": ["Once"]}),
+    ):
+        assert response.is_error == ("error" in response.json())
     for verb in ("load", "unload"):
         response = httpx.post(f"{tiny_server.url}/v2/repository/models/tiny/{verb}")
         assert response.status_code == 501

@@ -19,15 +19,31 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_terminal_gets_one_rewritten_line_a_stage() -> None:
+ERASE = "\r\x1b[K"
+
+
+def test_a_terminal_gets_one_rewritten_line_and_in_the_end_the_time() -> None:
     terminal = Terminal()
     progress = ProgressPrinter(terminal)
     for stage, fraction in (("reading", 0.0), ("reading", 0.5), ("reading", 0.501), ("checking", 1.0)):
         progress("tiny", stage, fraction)
-    progress.close()
+    progress.loaded("tiny", 12.4)
     assert terminal.getvalue() == (
-        "\r\x1b[Kloading tiny: reading 0 %\r\x1b[Kloading tiny: reading 50 %\nloading tiny: checking 100 %\n"
+        f"{ERASE}loading tiny: reading{ERASE}loading tiny: reading 50 %{ERASE}loading tiny: checking"
+        f"{ERASE}loaded tiny in 12 s\n"
     )
+
+
+def test_a_log_record_on_a_terminal_stands_above_the_rewritten_line() -> None:
+    terminal = Terminal()
+    progress = ProgressPrinter(terminal)
+    progress.write("before\n")
+    progress("tiny", "reading", 0.5)
+    progress.write("during\n")
+    progress.failed()
+    progress.write("after\n")
+    line = "loading tiny: reading 50 %"
+    assert terminal.getvalue() == f"before\n{ERASE}{line}{ERASE}during\n{line}{ERASE}after\n"
 
 
 def test_a_file_gets_a_line_at_the_start_and_the_end_of_a_stage() -> None:
@@ -35,8 +51,16 @@ def test_a_file_gets_a_line_at_the_start_and_the_end_of_a_stage() -> None:
     progress = ProgressPrinter(log)
     for percent in range(0, 101, 10):
         progress("tiny", "reading", percent / 100)
-    progress.close()
-    assert log.getvalue() == "loading tiny: reading 0 %\nloading tiny: reading 100 %\n"
+    progress("tiny", "starting", 1.0)
+    progress.write("a record\n")
+    progress.loaded("tiny", 0.2)
+    assert log.getvalue().splitlines() == [
+        "loading tiny: reading",
+        "loading tiny: reading 100 %",
+        "loading tiny: starting",
+        "a record",
+        "loaded tiny in under 1 s",
+    ]
 
 
 def test_a_closed_stderr_does_not_stop_the_load() -> None:

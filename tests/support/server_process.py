@@ -22,6 +22,13 @@ _URL = re.compile(r"listens on (http://\S+)")
 _ROOT = Path(__file__).resolve().parents[2]
 
 
+def _environment() -> dict[str, str]:
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONWARNINGS"}
+    # For the programs of tests/support, which import their neighbours as the tests do.
+    environment["PYTHONPATH"] = os.pathsep.join([str(_ROOT / "tests"), *filter(None, [environment.get("PYTHONPATH")])])
+    return environment
+
+
 class ServerProcess:
     """`tengserve serve --http-port 0 ...`; a context manager that kills what it started.
 
@@ -41,7 +48,7 @@ class ServerProcess:
             [sys.executable, *program, "serve", *chosen, *flags],
             cwd=_ROOT,
             # Warnings of libraries are not what these tests are about, and pytest's options must not leak in.
-            env={name: value for name, value in os.environ.items() if name != "PYTHONWARNINGS"},
+            env=_environment(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -50,6 +50,8 @@ def _generation_routes(context: Context) -> list[Route]:
     for verb, stream in (("generate", False), ("generate_stream", True)):
         endpoint = GenerateEndpoint(context, f"{_MODEL}/{verb}", stream=stream)
         routes += [Route(f"{base}/{verb}", endpoint, methods=["POST"]) for base in (_MODEL, _VERSION)]
+    # KServe's own would complain of the body, in words and a shape of its own.
+    routes += [Route(f"{base}/infer", _no_tensors, methods=["POST"]) for base in (_MODEL, _VERSION)]
     return routes
 
 
@@ -62,6 +64,11 @@ def _health_routes(context: Context) -> list[Route]:
         *(Route(base, health.model) for base in (_MODEL, _VERSION)),
         *(Route(f"{base}/ready", health.model_ready) for base in (_MODEL, _VERSION)),
     ]
+
+
+async def _no_tensors(request: Request) -> Response:
+    message = "Inference with tensors is not served yet: use POST /v2/models/{model}/generate."
+    return error_response(501, error_body(message, HTTPStatus.NOT_IMPLEMENTED.phrase), {})
 
 
 async def _http_exception(request: Request, error: Exception) -> Response:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
 import uuid
 from collections.abc import Callable
@@ -25,10 +26,14 @@ from tengserve_backend.errors import ModelNotFoundError, ShuttingDownError, show
 
 _LOG = logging.getLogger(__name__)
 
+_MAX_NAMES: Final = 3
+_MAX_NAME_CHARS: Final = 256
+
+IGNORED_FIELDS_LABELS: Final = ("endpoint",)
 IGNORED_FIELDS: Final = Counter(
     "tengserve_ignored_fields",
     "Request fields that no dialect knows, by endpoint.",
-    ["endpoint"],
+    IGNORED_FIELDS_LABELS,
 )
 
 
@@ -50,7 +55,15 @@ class Context:
             return self.models.engine(name, version)
         except ModelNotFoundError:
             suffix = "" if version is None else f" version {shown(version)}"
-            raise ModelNotFoundError(f"Model {shown(name)}{suffix} not found.", field="model") from None
+            hint = self._served_instead(name) if version is None else ""
+            raise ModelNotFoundError(f"Model {shown(name)}{suffix} not found{hint}.", field="model") from None
+
+    def _served_instead(self, name: str) -> str:
+        """What the client may have meant: models with a similar name, else the first few."""
+        names = list(dict.fromkeys(status.name for status in self.models.statuses()))
+        near = difflib.get_close_matches(name[:_MAX_NAME_CHARS], names, n=_MAX_NAMES)
+        offered = near or names[:_MAX_NAMES]
+        return f"; this server has {', '.join(offered)}" if offered else ""
 
     def default_engine(self) -> Engine:
         """The engine for a URL that names no model.

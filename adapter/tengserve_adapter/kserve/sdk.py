@@ -26,8 +26,12 @@ with _neutral_argv(), warnings.catch_warnings():
     # FastAPI deprecates the response class that kserve 0.21 uses; our routes do not use it.
     warnings.simplefilter("ignore", DeprecationWarning)
     from kserve import Model, ModelRepository, ModelServer
+    from kserve.metrics import EXPLAIN_HIST_TIME, POST_HIST_TIME, PRE_HIST_TIME, PREDICT_HIST_TIME
     from kserve.model_server import app
     from kserve.protocol.model_repository_extension import ModelRepositoryExtension
     from kserve.protocol.rest.server import RESTServer
 
-__all__ = ["Model", "ModelRepository", "ModelRepositoryExtension", "ModelServer", "RESTServer", "app"]
+KSERVE_METRICS = (PRE_HIST_TIME, PREDICT_HIST_TIME, POST_HIST_TIME, EXPLAIN_HIST_TIME)
+"""What KServe's own v1 and v2 infer measure."""
+
+__all__ = ["KSERVE_METRICS", "Model", "ModelRepository", "ModelRepositoryExtension", "ModelServer", "RESTServer", "app"]

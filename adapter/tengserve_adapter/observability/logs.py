@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import re
-import sys
 import traceback
+from typing import Protocol
 
 _CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
@@ -57,12 +57,24 @@ class _WithoutClientMistakes(logging.Filter):
         return not (record.module == "errors" and record.getMessage() == "Exception:")
 
 
-def configure_logging(level: str) -> None:
-    """Send every logger to stderr at this level; libraries speak from WARNING on, or from INFO when debugging.
+class LogStream(Protocol):
+    """What log lines are written to."""
+
+    def write(self, text: str) -> object:
+        """Write whole lines."""
+        ...
+
+    def flush(self) -> object:
+        """Bring them out."""
+        ...
+
+
+def configure_logging(level: str, stream: LogStream) -> None:
+    """Send every logger to a stream at this level; libraries speak from WARNING on, or from INFO when debugging.
 
     Call it before kserve is imported: kserve leaves logging alone when it finds it configured.
     """
-    handler = logging.StreamHandler(sys.stderr)
+    handler = logging.StreamHandler(stream)
     handler.setFormatter(LineFormatter())
     logging.captureWarnings(True)
     root = logging.getLogger()

@@ -1,6 +1,7 @@
 """Prometheus metrics on KServe's /metrics: answers by route and status, and every engine's own numbers.
 
-Engine numbers are read when they are scraped, so the engine counts nothing twice and knows no Prometheus.
+Engine numbers are read when they are scraped, so the engine counts nothing twice and knows no Prometheus. The
+tables here are those of docs/metrics.md.
 """
 
 from __future__ import annotations
@@ -9,11 +10,12 @@ import itertools
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from prometheus_client import Counter
+from prometheus_client import REGISTRY, Counter, disable_created_metrics
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from tengserve_adapter.protocols.call import FINISH_REASONS
 from tengserve_backend.engine.base import EngineStatus
 from tengserve_backend.engine.statistics import Histogram, Statistics
 from tengserve_backend.errors import TengserveError
@@ -22,15 +24,19 @@ from tengserve_backend.repository.manager import ModelManager, ModelState
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-_REQUESTS = Counter(
+REQUESTS_LABELS = ("route", "status")
+REQUESTS = Counter(
     "tengserve_http_requests",
     "Answers by route and status; 499 when the client left before the answer began.",
-    ["route", "status"],
+    REQUESTS_LABELS,
 )
 _CLIENT_LEFT = 499
 
-_LABELS = ("model", "version")
-_GAUGES: tuple[tuple[str, str, Callable[[EngineStatus], float]], ...] = (
+LABELS = ("model", "version")
+READY = ("model_ready", "1 when the model can answer.")
+FINISHED = ("finished_requests", f"Complete answers by finish reason: {', '.join(FINISH_REASONS.values())}.")
+FINISHED_LABELS = (*LABELS, "reason")
+GAUGES: tuple[tuple[str, str, Callable[[EngineStatus], float]], ...] = (
     ("waiting_requests", "Requests admitted and not started.", lambda status: status.waiting_requests),
     ("waiting_tokens", "Prompt tokens of the requests that wait.", lambda status: status.waiting_tokens),
     ("running_requests", "Requests that hold cache blocks.", lambda status: status.running_requests),
@@ -39,7 +45,7 @@ _GAUGES: tuple[tuple[str, str, Callable[[EngineStatus], float]], ...] = (
     ("kv_cache_idle_blocks", "Blocks that no request holds, kept for their content.", lambda s: s.cached_blocks),
     ("seconds_since_step", "Since the last step while there is work; 0 when idle.", lambda s: s.seconds_since_step),
 )
-_COUNTERS: tuple[tuple[str, str, Callable[[EngineStatus], float]], ...] = (
+COUNTERS: tuple[tuple[str, str, Callable[[EngineStatus], float]], ...] = (
     ("steps", "Steps of the engine.", lambda status: status.steps),
     ("preemptions", "Requests put back to waiting for want of cache blocks.", lambda status: status.preemptions),
     ("prefix_asked_tokens", "Tokens of the requests that started.", lambda status: status.prefix_asked_tokens),
@@ -49,7 +55,7 @@ _COUNTERS: tuple[tuple[str, str, Callable[[EngineStatus], float]], ...] = (
     ("failed_requests", "Requests that ended with an error of the server's.", lambda s: s.statistics.failed),
     ("aborted_requests", "Requests that were cancelled.", lambda status: status.statistics.aborted),
 )
-_HISTOGRAMS: tuple[tuple[str, str, Callable[[Statistics], Histogram]], ...] = (
+HISTOGRAMS: tuple[tuple[str, str, Callable[[Statistics], Histogram]], ...] = (
     ("queue_seconds", "From submission to the first step.", lambda s: s.queue_seconds),
     ("time_to_first_token_seconds", "From submission to the first token.", lambda s: s.first_token_seconds),
     ("time_per_output_token_seconds", "From one token of a request to its next.", lambda s: s.token_seconds),
@@ -71,13 +77,11 @@ class EngineCollector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """One gauge of readiness a model, and the numbers of every engine there is."""
-        ready = GaugeMetricFamily("tengserve_model_ready", "1 when the model can answer.", labels=_LABELS)
-        gauges = [GaugeMetricFamily(f"tengserve_{name}", text, labels=_LABELS) for name, text, _ in _GAUGES]
-        counters = [CounterMetricFamily(f"tengserve_{name}", text, labels=_LABELS) for name, text, _ in _COUNTERS]
-        histograms = [HistogramMetricFamily(f"tengserve_{name}", text, labels=_LABELS) for name, text, _ in _HISTOGRAMS]
-        finished = CounterMetricFamily(
-            "tengserve_finished_requests", "Complete answers by reason.", labels=(*_LABELS, "reason")
-        )
+        ready = GaugeMetricFamily(f"tengserve_{READY[0]}", READY[1], labels=LABELS)
+        gauges = [GaugeMetricFamily(f"tengserve_{name}", text, labels=LABELS) for name, text, _ in GAUGES]
+        counters = [CounterMetricFamily(f"tengserve_{name}", text, labels=LABELS) for name, text, _ in COUNTERS]
+        histograms = [HistogramMetricFamily(f"tengserve_{name}", text, labels=LABELS) for name, text, _ in HISTOGRAMS]
+        finished = CounterMetricFamily(f"tengserve_{FINISHED[0]}", FINISHED[1], labels=FINISHED_LABELS)
         for model in self._models.statuses():
             labels = (model.name, model.version)
             ready.add_metric(labels, float(model.state is ModelState.READY))
@@ -85,16 +89,23 @@ class EngineCollector(Collector):
                 status = self._models.engine(model.name, model.version).status()
             except TengserveError:
                 continue  # Not loaded: readiness is all there is to tell.
-            for gauge, (_, _, read) in zip(gauges, _GAUGES, strict=True):
+            for gauge, (_, _, read) in zip(gauges, GAUGES, strict=True):
                 gauge.add_metric(labels, read(status))
-            for counter, (_, _, read) in zip(counters, _COUNTERS, strict=True):
+            for counter, (_, _, read) in zip(counters, COUNTERS, strict=True):
                 counter.add_metric(labels, read(status))
-            for histogram, (_, _, read_histogram) in zip(histograms, _HISTOGRAMS, strict=True):
+            for histogram, (_, _, read_histogram) in zip(histograms, HISTOGRAMS, strict=True):
                 values = read_histogram(status.statistics)
                 histogram.add_metric(labels, _buckets(values), values.total)
             for reason, count in status.statistics.finished.items():
-                finished.add_metric((*labels, reason.value), count)
+                finished.add_metric((*labels, FINISH_REASONS[reason]), count)
         return [ready, *gauges, *counters, *histograms, finished]
+
+
+def quiet_metrics(unused: Iterable[Collector]) -> None:
+    """Leave out of /metrics what tells nothing: the time at which each series began, and series that nobody fills."""
+    disable_created_metrics()  # type: ignore[no-untyped-call]  # prometheus_client leaves it untyped
+    for collector in unused:
+        REGISTRY.unregister(collector)
 
 
 def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
@@ -128,7 +139,7 @@ class RequestMetrics:
         try:
             await self._app(scope, receive, watched)
         finally:
-            _REQUESTS.labels(_route(scope), str(status)).inc()
+            REQUESTS.labels(_route(scope), str(status)).inc()
 
 
 def _route(scope: Scope) -> str:

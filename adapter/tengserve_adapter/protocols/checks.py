@@ -14,7 +14,9 @@ from tengserve_adapter.protocols.fields import MAX_STOP_CHARS, MAX_STOP_STRINGS,
 from tengserve_backend.errors import InvalidRequestError, shown
 
 MAX_TOKEN_ID: Final = 1024 * 1024
-"""Largest token id that is looked at at all (MindIE native API, /infer_token: input_id); the vocabulary is the engine's check."""
+"""Largest token id that is looked at at all (MindIE native API, /infer_token: input_id).
+
+The vocabulary is the engine's check."""
 
 Checked = bool | int | float | str | tuple[int, ...] | tuple[str, ...] | dict[str, object]
 

@@ -31,7 +31,8 @@ from tengserve_backend.text.tokenizer import load_tokenizer
 
 _log = logging.getLogger(__name__)
 
-# What MindIE's ATB back end uses when neither the request nor the weights name one (MindIE native API, /infer_token: top_k).
+# What MindIE's ATB back end uses when neither the request nor the weights name one (MindIE native API, /infer_token:
+# top_k).
 _DEFAULT_TOP_K = 1000
 
 
@@ -159,5 +160,12 @@ def _total_blocks(settings: ModelSettings, limits: ModelLimits, choice: ForwardC
         raise ConfigurationError(
             f"the KV cache would have {memory} bytes, but one block of {block_size} tokens needs {block_bytes}; "
             "raise kvCacheMemory"
+        )
+    available = device.available_memory()
+    if total * block_bytes > available:
+        # Reserving would succeed on most systems, and the process be killed once the blocks fill.
+        raise ConfigurationError(
+            f"the KV cache would have {total * block_bytes} bytes, but {available} are available; "
+            "lower kvCacheMemory, maxBatchSize or maxSeqLen"
         )
     return int(total)

@@ -164,7 +164,7 @@ class EngineLoop:
             _log.critical("%s", self.failure, exc_info=error)
             self._end_all(EngineFailedError(self.failure))
         else:
-            self._end_all(RequestAbortedError("The model is being unloaded."))
+            self._end_all(RequestAbortedError("The server stopped this model before the answer was complete."))
 
     def _receive(self) -> None:
         """Take every message; wait for one only when there is nothing to compute."""
