@@ -1,7 +1,7 @@
 """What HTTP and gRPC do to a model repository and to the server's own switches: the same operations, two dialects.
 
-Configuration, statistics and settings are in the JSON form of Triton's v2 protocol: names in snake_case, and whole numbers as
-numbers. It is what HTTP answers as it is, and what gRPC's messages are filled from.
+Configuration, statistics and settings are in the JSON form of the v2 protocol: names in snake_case, whole numbers as
+numbers. It is what HTTP answers as it is, and what gRPC fills its messages from.
 """
 
 from __future__ import annotations

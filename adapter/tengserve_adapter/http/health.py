@@ -52,13 +52,14 @@ class Health:
         self.model = _guarded(self._model)
         self.model_ready = _guarded(self._model_ready)
 
-    def _live(self, request: Request) -> Response:
+    def check_live(self) -> None:
+        """Raise EngineFailedError when an engine has died or hangs."""
         # A model whose engine died is UNAVAILABLE, and so is one that never loaded: only its engine tells them apart.
         for status in self._context.models.statuses():
             self._check_engine(status.name, status.version)
-        return Response()
 
-    def _ready(self, request: Request) -> Response:
+    def check_ready(self) -> None:
+        """Raise a ServerError that says why the server cannot take requests now."""
         self._check_draining()
         ready = self._in_state("READY")
         if not (ready and self._context.models.started()):
@@ -68,7 +69,15 @@ class Health:
         if not ready:
             reasons = [f"Model {status.name}: {status.reason}" for status in self._context.models.statuses()]
             raise ModelNotReadyError(reasons[0] if reasons else "This server has no model.")
-        return self._live(request)
+        self.check_live()
+
+    def _live(self, request: Request) -> Response:
+        self.check_live()
+        return Response()
+
+    def _ready(self, request: Request) -> Response:
+        self.check_ready()
+        return Response()
 
     def _server(self, request: Request) -> Response:
         return _json(server_metadata(self._context.settings.server_name, package_version("tengserve")))
