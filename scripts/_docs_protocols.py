@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from tengserve_adapter.http.body import INLINE_BYTES, MAX_CONTAINERS, MAX_DEPTH, MAX_VALUES
 from tengserve_adapter.http.errors import MAX_ERROR_BYTES, REPLIES
-from tengserve_adapter.protocols.checks import given
-from tengserve_adapter.protocols.fields import Dialect, Field, Kind, Place, Rule, fields_of
 from tengserve_backend.errors import RequestError, ServerError
+from tengserve_backend.generation.checks import given
+from tengserve_backend.generation.fields import Dialect, Field, Kind, Place, Rule, fields_of
 
 _MADE = "<!-- Made by scripts/docs from {source}; change that file instead. -->"
-_FIELDS_FROM = _MADE.format(source="tengserve_adapter/protocols/fields.py and scripts/_docs_protocols.py")
+_FIELDS_FROM = _MADE.format(source="tengserve_backend/generation/fields.py and scripts/_docs_protocols.py")
 _ERRORS_FROM = _MADE.format(source="tengserve_adapter/http/errors.py and scripts/_docs_protocols.py")
 
 _RULES = f"""

@@ -10,7 +10,7 @@ from pathlib import Path
 from support.asgi import app_with, client_of
 from support.fake_engine import FakeEngine
 from tengserve_adapter.http.errors import REPLIES
-from tengserve_adapter.protocols.fields import Dialect, fields_of
+from tengserve_backend.generation.fields import Dialect, fields_of
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "_docs_protocols.py"
 

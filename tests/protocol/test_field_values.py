@@ -15,8 +15,8 @@ import pytest
 
 from support.asgi import app_with, client_of
 from support.fake_engine import FakeEngine
-from tengserve_adapter.protocols.fields import FIELDS, Bounds, Dialect, Field, Kind, Place
 from tengserve_backend.generation import GenerationRequest
+from tengserve_backend.generation.fields import FIELDS, Bounds, Dialect, Field, Kind, Place
 
 INF = math.inf
 FLOAT_MAX = 3.4028234663852886e38

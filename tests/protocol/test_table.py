@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import get_type_hints
 
-from tengserve_adapter.protocols.call import Values, read_body
-from tengserve_adapter.protocols.fields import FIELDS, Dialect, fields_of
+from tengserve_backend.generation.body import Values, read_body
+from tengserve_backend.generation.fields import FIELDS, Dialect, fields_of
 
 WITHOUT_EFFECT = {"parameters", "typical_p", "watermark", "batch_size"}
 PROMPTS = {Dialect.NATIVE: {"inputs", "input_id", "stream"}, Dialect.GENERATE: {"id", "text_input"}}

@@ -20,9 +20,10 @@ from tengserve_adapter.http.errors import response_for
 from tengserve_adapter.http.models import Models
 from tengserve_adapter.http.settings import HttpSettings
 from tengserve_adapter.protocols import generate, mindie
-from tengserve_adapter.protocols.call import Call, Ignored
+from tengserve_adapter.protocols.call import Call
 from tengserve_backend.engine.base import Engine, ModelInfo
 from tengserve_backend.errors import ModelNotFoundError, ShuttingDownError, shown
+from tengserve_backend.generation.body import Ignored
 
 _LOG = logging.getLogger(__name__)
 

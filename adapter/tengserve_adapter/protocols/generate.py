@@ -10,10 +10,11 @@ from collections.abc import Mapping
 
 import orjson
 
-from tengserve_adapter.protocols.call import FINISH_REASONS, Call, generation_request, read_body, required
-from tengserve_adapter.protocols.fields import Dialect
+from tengserve_adapter.protocols.call import FINISH_REASONS, Call
 from tengserve_backend.engine.base import ModelInfo
 from tengserve_backend.generation import Finish, ModelLimits, TokenEvent
+from tengserve_backend.generation.body import generation_request, read_body, required
+from tengserve_backend.generation.fields import Dialect
 
 
 def parse(

@@ -10,11 +10,12 @@ from collections.abc import Mapping
 
 import orjson
 
-from tengserve_adapter.protocols.call import FINISH_REASONS, Body, Call, generation_request, read_body, required
-from tengserve_adapter.protocols.fields import Dialect
+from tengserve_adapter.protocols.call import FINISH_REASONS, Call
 from tengserve_backend.engine.base import ModelInfo
 from tengserve_backend.errors import InvalidRequestError
 from tengserve_backend.generation import Finish, TokenEvent
+from tengserve_backend.generation.body import Body, generation_request, read_body, required
+from tengserve_backend.generation.fields import Dialect
 
 
 class Url(enum.Enum):

@@ -10,8 +10,8 @@ import math
 from collections.abc import Callable
 from typing import Final
 
-from tengserve_adapter.protocols.fields import MAX_STOP_CHARS, MAX_STOP_STRINGS, Bounds, Field, Kind, Rule
 from tengserve_backend.errors import InvalidRequestError, shown
+from tengserve_backend.generation.fields import MAX_STOP_CHARS, MAX_STOP_STRINGS, Bounds, Field, Kind, Rule
 
 MAX_TOKEN_ID: Final = 1024 * 1024
 """Largest token id that is looked at at all (MindIE native API, /infer_token: input_id).
