@@ -1,17 +1,10 @@
-"""Read a config.pbtxt: protobuf text format with Triton's own ModelConfig schema.
-
-The schema is tritonclient's, taken out of its generated file without importing it and loaded into pools of our own:
-importing `tritonclient.grpc` would register messages of the package `inference` in the process's default pool, where
-kserve registers others under the same names (docs/decisions/0002-private-descriptor-pool.md).
-"""
+"""Read a config.pbtxt: protobuf text format with Triton's own ModelConfig schema, in pools of our own."""
 
 from __future__ import annotations
 
-import ast
 import functools
-import importlib.util
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +13,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, te
 
 from tengserve_backend.errors import ConfigurationError, shown
 from tengserve_backend.repository.settings import near_misses
+from tengserve_backend.repository.triton_schema import MODEL_CONFIG, triton_schema
 
 MAX_CONFIG_BYTES = 1024 * 1024
 """A larger config.pbtxt is refused: it is something else."""
@@ -92,6 +86,11 @@ def parse_config(text: str, file: str) -> ConfigFile:
     return ConfigFile(file, config, parameters, lines)
 
 
+def new_config() -> Any:
+    """An empty inference.ModelConfig message."""
+    return _schemas()[0].model_config()
+
+
 def _parse(schema: _Schema, text: str, file: str) -> Any:
     try:
         return text_format.Parse(text, schema.model_config())
@@ -127,38 +126,10 @@ class _Schema:
 @functools.cache
 def _schemas() -> tuple[_Schema, _Schema]:
     """Triton's schema, and the same with `parameters` as a list of entries, in which a repeated key can be seen."""
-    file = descriptor_pb2.FileDescriptorProto.FromString(_serialized_schema())
+    file = triton_schema(MODEL_CONFIG)
     schema = _Schema.of(file)
     for message in file.message_type:
         for nested in message.nested_type:
             if message.name == "ModelConfig" and nested.name == "ParametersEntry":
                 nested.options.ClearField("map_entry")
     return schema, _Schema.of(file)
-
-
-def _serialized_schema() -> bytes:
-    """The FileDescriptorProto of model_config.proto, read out of tritonclient's generated module as data.
-
-    Raises:
-        ConfigurationError: the installed tritonclient is missing or laid out in another way.
-    """
-    spec = importlib.util.find_spec("tritonclient")  # Finds a top-level package without importing it.
-    for folder in (spec and spec.submodule_search_locations) or ():
-        generated = Path(folder, "grpc", "model_config_pb2.py")
-        if generated.is_file():
-            for literal in _descriptor_literals(ast.parse(generated.read_bytes())):
-                return literal
-    raise ConfigurationError("the ModelConfig schema was not found: install tritonclient as the project pins it")
-
-
-def _descriptor_literals(module: ast.Module) -> Iterator[bytes]:
-    """The arguments of the calls that hand a serialized file to a descriptor pool."""
-    for node in ast.walk(module):
-        if (
-            isinstance(node, ast.Call)
-            and isinstance(node.func, ast.Attribute)
-            and node.func.attr == "AddSerializedFile"
-        ):
-            for argument in node.args:
-                if isinstance(argument, ast.Constant) and isinstance(argument.value, bytes):
-                    yield argument.value
