@@ -44,6 +44,9 @@ class ByteTokenizer:
     def encode(self, text: str) -> list[int]:
         return list(text.encode())
 
+    def fewest_tokens(self, text: str) -> int:
+        return len(text)
+
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         parts = []
         for token in token_ids:

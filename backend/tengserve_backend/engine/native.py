@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import math
 import secrets
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,16 +11,14 @@ from dataclasses import dataclass
 
 from tengserve_backend.engine.answer import Answer
 from tengserve_backend.engine.base import EngineStatus, ModelInfo
+from tengserve_backend.engine.checks import RequestChecks
 from tengserve_backend.engine.handle import GenerationHandle
 from tengserve_backend.engine.loop import EngineLoop, Job
 from tengserve_backend.errors import (
     DeadlineExceededError,
     EngineFailedError,
-    InvalidRequestError,
-    InvalidTokenIdError,
-    PromptTooLongError,
 )
-from tengserve_backend.generation import MAX_LOGIT_BIASES, MAX_LOGPROBS, GenerationRequest
+from tengserve_backend.generation import GenerationRequest
 from tengserve_backend.kvcache.block_pool import BlockPool
 from tengserve_backend.scheduling.admission import Admission
 from tengserve_backend.scheduling.prefix import PrefixSharing
@@ -73,6 +70,7 @@ class NativeEngine:
         now: Callable[[], float],
     ) -> None:
         self._info = info
+        self._checks = RequestChecks(info, pool)
         self._defaults = defaults
         self._tokenizer = tokenizer
         self._loop = loop
@@ -97,11 +95,11 @@ class NativeEngine:
         if not self._loop.alive and self._loop.failure is not None:
             raise EngineFailedError(self._loop.failure)
         submitted = self._now()
-        self._check_sampling(request)
+        self._checks.sampling(request)
         self._admission.enter()
         try:
             prompt_ids = await self._prompt_ids(request)
-            self._check_prompt(request, prompt_ids)
+            self._checks.prompt(request, prompt_ids, self._max_tokens(request, len(prompt_ids)))
             self._admission.add_waiting_tokens(len(prompt_ids))
             try:
                 job = self._job(request, prompt_ids, submitted)
@@ -151,62 +149,14 @@ class NativeEngine:
             return list(request.prompt)
         if len(request.prompt) <= _INLINE_CHARACTERS:
             return self._tokenizer.encode(request.prompt)
+        # A text that is surely too long is refused before it takes the tokenizer's time.
+        self._checks.prompt_length(request, self._tokenizer.fewest_tokens(request.prompt), at_least=True)
         running = asyncio.get_running_loop()
         encoding = running.run_in_executor(self._tokenizing, self._tokenizer.encode, request.prompt)
         try:
             return await asyncio.wait_for(encoding, request.timeout_s)
         except TimeoutError:
             raise DeadlineExceededError("The request did not finish within its timeout.") from None
-
-    def _check_prompt(self, request: GenerationRequest, prompt_ids: list[int]) -> None:
-        """What only the model can tell about a prompt."""
-        if not prompt_ids:
-            raise InvalidRequestError("The prompt must have at least one token, got none.", field="prompt")
-        limit = self._info.limits.max_prompt_tokens
-        if request.max_prompt_tokens is not None:
-            limit = min(limit, request.max_prompt_tokens)
-        if len(prompt_ids) > limit:
-            raise PromptTooLongError(
-                f"This model's maximum input ids length cannot be greater than {limit}, "
-                f"the input ids length is {len(prompt_ids)}",
-                field="prompt",
-            )
-        vocab_size = self._info.vocab_size
-        for index, token_id in enumerate(prompt_ids):
-            if not 0 <= token_id < vocab_size:
-                raise InvalidTokenIdError(
-                    f"Token id {token_id} at index {index} is outside the vocabulary of {vocab_size} tokens.",
-                    field="prompt",
-                )
-        needed = self._pool.blocks_for(len(prompt_ids) + self._max_tokens(request, len(prompt_ids)))
-        if needed > self._pool.total:
-            raise PromptTooLongError(
-                f"The prompt of {len(prompt_ids)} tokens and its answer need {needed} blocks of the KV cache, "
-                f"which has {self._pool.total}.",
-                field="prompt",
-            )
-
-    def _check_sampling(self, request: GenerationRequest) -> None:
-        """What only the model can tell about the other fields, and what must be bounded whoever asks."""
-        biases = request.sampling.logit_bias
-        if len(biases) > MAX_LOGIT_BIASES:
-            raise InvalidRequestError(
-                f"logit_bias must have at most {MAX_LOGIT_BIASES} entries, got {len(biases)}.", field="logit_bias"
-            )
-        vocab_size = self._info.vocab_size
-        for token_id, bias in biases:
-            if not 0 <= token_id < vocab_size:
-                raise InvalidTokenIdError(
-                    f"Token id {token_id} in logit_bias is outside the vocabulary of {vocab_size} tokens.",
-                    field="logit_bias",
-                )
-            if not math.isfinite(bias):
-                raise InvalidRequestError(
-                    f"The logit_bias of token id {token_id} must be finite, got {bias}.", field="logit_bias"
-                )
-        for field, value in (("logprobs", request.logprobs), ("prompt_logprobs", request.prompt_logprobs)):
-            if value is not None and not 0 <= value <= MAX_LOGPROBS:
-                raise InvalidRequestError(f"{field} must be from 0 to {MAX_LOGPROBS}, got {value}.", field=field)
 
     def _max_tokens(self, request: GenerationRequest, prompt_tokens: int) -> int:
         return self._info.limits.max_output_tokens(prompt_tokens, request.max_new_tokens)

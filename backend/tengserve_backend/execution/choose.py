@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from tengserve_backend.errors import ConfigurationError
 from tengserve_backend.execution.attention.registry import IMPLEMENTATION
 from tengserve_backend.execution.attention.tier import AttentionTier
 from tengserve_backend.execution.forward import ModelForward
-from tengserve_backend.execution.kv_tensors import PagedKVCache
+from tengserve_backend.execution.kv_tensors import LayerShape, PagedKVCache
 from tengserve_backend.execution.packed import PackedForward, chunked_layers
 from tengserve_backend.execution.per_sequence import PerSequenceForward
 from tengserve_backend.execution.selfcheck import check_blocks, expected_logits, find_fault
@@ -34,12 +34,14 @@ class ForwardChoice:
         reason: why not, "" when packed.
         bytes_per_token: cache memory that one token takes, in all layers.
         block_size: tokens a block.
+        shapes: what each attention layer keeps for a token; none when not packed.
     """
 
     packed: bool
     reason: str
     bytes_per_token: int
     block_size: int
+    shapes: Mapping[int, LayerShape] = field(default_factory=dict)
 
 
 def choose_forward(
@@ -66,8 +68,9 @@ def choose_forward(
         forward = _packed(model, cache, attention, device)
         reason = find_fault(forward, expected, vocab_size=vocab_size, dtype=dtype) or _missing_layers(model, cache)
         if not reason:
-            bytes_per_token = sum(shape.bytes_per_token(dtype) for shape in cache.shapes.values())
-            return ForwardChoice(True, "", bytes_per_token, attention.block_size)
+            shapes = cache.shapes
+            bytes_per_token = sum(shape.bytes_per_token(dtype) for shape in shapes.values())
+            return ForwardChoice(True, "", bytes_per_token, attention.block_size, shapes)
         model.set_attn_implementation(native)
     alone = _per_sequence(model, device)
     fault = find_fault(alone, expected, vocab_size=vocab_size, dtype=dtype)
@@ -87,10 +90,21 @@ def build_forward(
     device: torch.device,
     dtype: torch.dtype,
 ) -> ModelForward:
-    """The chosen forward, with a cache of its final size."""
+    """The chosen forward, with all of its cache reserved.
+
+    Raises:
+        ConfigurationError: there is no such amount of memory.
+    """
     if not choice.packed:
         return _per_sequence(model, device)
     cache = PagedKVCache(total_blocks=total_blocks, block_size=choice.block_size, dtype=dtype, device=device)
+    try:
+        cache.reserve(choice.shapes)
+    except (RuntimeError, MemoryError) as error:
+        raise ConfigurationError(
+            f"the KV cache of {total_blocks} blocks of {choice.block_size * choice.bytes_per_token} bytes "
+            "cannot be reserved; lower kvCacheMemory, maxBatchSize or maxSeqLen"
+        ) from error
     return _packed(model, cache, attention, device)
 
 

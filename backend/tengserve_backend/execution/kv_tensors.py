@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -42,7 +43,7 @@ class PagedKVCache:
     """Pages of all layers. Block b holds slots b * block_size to (b + 1) * block_size - 1.
 
     One more block, `scratch_block`, belongs to no sequence.
-    Memory of a layer is reserved at its first use, and touched by the system as slots fill.
+    Memory of a layer is reserved by `reserve` or at its first use, and touched by the system as slots fill.
 
     Args:
         total_blocks, block_size: as in the BlockPool whose numbers are used here.
@@ -76,11 +77,19 @@ class PagedKVCache:
         """
         layer = self._layers.get(layer_idx)
         if layer is None:
-            layer = LayerCache(self._empty(key), self._empty(value))
+            layer = self._new_layer(LayerShape(key.shape[1], key.shape[2], value.shape[2]))
             self._layers[layer_idx] = layer
         layer.keys.index_copy_(0, slots, key.to(self._dtype))
         layer.values.index_copy_(0, slots, value.to(self._dtype))
         return layer
 
-    def _empty(self, sample: torch.Tensor) -> torch.Tensor:
-        return torch.empty((self._slots, *sample.shape[1:]), dtype=self._dtype, device=self._device)
+    def reserve(self, shapes: Mapping[int, LayerShape]) -> None:
+        """Reserve the memory of layers before their first use, so that a lack of it shows at once."""
+        for layer_idx, shape in shapes.items():
+            self._layers[layer_idx] = self._new_layer(shape)
+
+    def _new_layer(self, shape: LayerShape) -> LayerCache:
+        return LayerCache(
+            keys=torch.empty((self._slots, shape.heads, shape.key_dim), dtype=self._dtype, device=self._device),
+            values=torch.empty((self._slots, shape.heads, shape.value_dim), dtype=self._dtype, device=self._device),
+        )

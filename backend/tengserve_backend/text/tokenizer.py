@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,6 +21,10 @@ class Tokenizer(Protocol):
             text: the text; names of special tokens in it become these tokens.
             add_special_tokens: also the tokens that the tokenizer itself adds, such as BOS. A rendered chat has them.
         """
+        ...
+
+    def fewest_tokens(self, text: str) -> int:
+        """A number that the text surely has no fewer tokens than; cheap, where encoding is not. 0 when unknown."""
         ...
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
@@ -53,12 +58,19 @@ class FastTokenizer:
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
+        self._longest_token = longest_token_bytes(json.loads(backend.to_str()))
         self.render_chat = chat.render
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """See Tokenizer."""
-        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        # Not `encode`: that holds the GIL for as long as it takes, seconds for a long text, while a batch does not.
+        (encoding,) = self._backend.encode_batch([text], add_special_tokens=add_special_tokens)
+        ids: list[int] = encoding.ids
         return ids
+
+    def fewest_tokens(self, text: str) -> int:
+        """See Tokenizer."""
+        return 0 if self._longest_token is None else len(text) // self._longest_token
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """See Tokenizer."""
@@ -83,12 +95,42 @@ class SlowTokenizer:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
         return ids
 
+    def fewest_tokens(self, text: str) -> int:
+        """See Tokenizer."""
+        return 0
+
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """See Tokenizer."""
         text: str = self._tokenizer.decode(
             list(token_ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
         )
         return text
+
+
+def longest_token_bytes(description: Mapping[str, Any]) -> int | None:
+    """Bytes of the longest token, where no text can have fewer tokens than its bytes over this.
+
+    That holds for byte-level BPE, which drops nothing: no normalizer, no pre-tokenizer that removes text, no added
+    token that swallows the spaces around it. None for every other kind.
+
+    Args:
+        description: a tokenizer.json.
+    """
+    if description["normalizer"] is not None or description["model"]["type"] != "BPE":
+        return None
+    steps = description["pre_tokenizer"] or {}
+    kinds = steps.get("pretokenizers", [steps])
+    if not any(step.get("type") == "ByteLevel" for step in kinds):
+        return None
+    if any(step.get("type") not in ("ByteLevel", "Digits", "Split") for step in kinds):
+        return None
+    if any(step.get("behavior") == "Removed" for step in kinds):
+        return None
+    added = description["added_tokens"]
+    if any(token["lstrip"] or token["rstrip"] for token in added):
+        return None
+    texts = [*description["model"]["vocab"], *(token["content"] for token in added)]
+    return max(len(text.encode()) for text in texts)
 
 
 def load_tokenizer(weights_dir: Path, *, trust_remote_code: bool = False) -> Tokenizer:

@@ -290,6 +290,17 @@ async def test_prompts_that_do_not_fit_are_refused_with_the_numbers(start):
     assert end(await run(engine, "p" * 31)) == (FinishReason.LENGTH, 1)
 
 
+async def test_a_text_that_is_surely_too_long_is_refused_before_it_is_tokenized(start):
+    class Untouched(ByteTokenizer):
+        def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+            raise AssertionError("a long text reached the tokenizer")
+
+    engine = start(lambda position, last: 97, tokenizer=Untouched())
+    with pytest.raises(PromptTooLongError, match="greater than 511, the input ids length is at least 5000"):
+        await run(engine, "p" * 5000)
+    assert await engine.drain(60)
+
+
 async def test_a_request_that_the_cache_can_never_hold_is_refused(start):
     engine = start(lambda position, last: 97, max_seq_len=400, total_blocks=4)
     with pytest.raises(PromptTooLongError, match="need 5 blocks of the KV cache, which has 4"):
