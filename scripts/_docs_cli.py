@@ -16,6 +16,10 @@ tengserve serve --model-repository DIR [options]
 tengserve --version
 ```
 
+`--model-repository` is required. `scripts/serve` takes the same flags and fills that one in, unless told otherwise:
+this folder's `model_repository`. There is no authentication and no TLS ([scope](scope.md)): whoever reaches the address
+can use the models.
+
 The server listens at once, loads its models in the background, and prints commands to paste when it is ready.
 Progress and logs go to stderr; the address and the commands go to stdout.
 
@@ -36,7 +40,8 @@ _TAIL = """
 ## Shutdown
 
 On SIGTERM or SIGINT `/v2/health/ready` answers 503 at once, and so does every new request, with `Retry-After`. After
-`--pre-drain-delay-s` running answers get `--drain-timeout-s` to end; what is left then ends with an error. Engines and
+`--pre-drain-delay-s` running answers get `--drain-timeout-s` to end; what is left then ends with an error. The log says
+how many answers are waited for, and how long. A second SIGINT (Ctrl-C) or SIGTERM ends the process at once. Engines and
 connections take at most some 15 seconds more: keep the sum below the pod's `terminationGracePeriodSeconds`.
 """
 

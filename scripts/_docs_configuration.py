@@ -27,6 +27,8 @@ _TAIL = """
 
 - A prompt may have at most min(maxInputTokenLen, maxSeqLen - 1, 1048576, the positions that the model was built for)
   tokens.
+- On v2 `generate` a prompt may besides have at most maxSeqLen - maxIterTimes tokens, where that is positive: with the
+  defaults, 2560 - 512 = 2048.
 - An answer has at most min(max_new_tokens of the request, maxIterTimes, maxSeqLen - prompt) tokens.
 - When maxWaitingRequests or maxWaitingTokens is reached, the next request is refused at once, with `Retry-After`.
 

@@ -6,10 +6,11 @@ import importlib.util
 import json
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from tengserve_backend.errors import ConfigurationError
+from tengserve_backend.errors import ConfigurationError, shown
 from tengserve_backend.execution.gguf import convert_gguf
 from tengserve_backend.repository.gguf_cache import cache_root, converted
 from tengserve_backend.repository.source import ModelSource, Progress
@@ -18,6 +19,8 @@ _PACKAGE = "package:"
 _PACKAGE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}", re.ASCII)
 _INDEX = "model.safetensors.index.json"
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+_MAX_NAMES = 5
+_BELONGS = "it takes a model's Hugging Face files: config.json, the tokenizer's and *.safetensors"
 _MAX_HEADER_BYTES = 100_000_000
 """The limit of the safetensors format itself."""
 
@@ -34,7 +37,7 @@ def resolve_weights(source: ModelSource, progress: Progress) -> Path:
     try:
         place = _locate(source)
         if place.is_dir():
-            _check_folder(place)
+            _check_folder(place, _folder_name(source, place))
             return place
         if not place.exists():
             raise ConfigurationError("there is no such folder or file")
@@ -64,10 +67,25 @@ def _locate(source: ModelSource) -> Path:
     for folder in spec.submodule_search_locations or ():
         if (found := Path(folder, path)).exists():
             return found
-    raise ConfigurationError(f'the Python package "{name}" has no such file')
+    there = _files_of(Path(folder) for folder in spec.submodule_search_locations or ())
+    has = f"; it has {', '.join(there)}" if there else ""
+    raise ConfigurationError(f'the Python package "{name}" has no file {shown(inside)}{has}')
 
 
-def _check_folder(folder: Path) -> None:
+def _files_of(folders: Iterable[Path]) -> list[str]:
+    """What `weights` may have meant in a package: the first few files at its top that are no code."""
+    names = [entry.name for folder in folders if folder.is_dir() for entry in folder.iterdir() if entry.is_file()]
+    return sorted(shown(name) for name in names if not name.endswith((".py", ".pyc", ".pyi", ".typed")))[:_MAX_NAMES]
+
+
+def _folder_name(source: ModelSource, folder: Path) -> str:
+    """The folder in an error that a client may see: relative to the repository, or without its name."""
+    if folder.resolve() == source.version_dir.resolve():
+        return f"the folder {source.name}/{source.version}"
+    return "the folder"
+
+
+def _check_folder(folder: Path, called: str) -> None:
     """Find out now, in a sentence, what transformers would find out later in a page."""
     try:
         names = {entry.name for entry in folder.iterdir()}
@@ -84,15 +102,15 @@ def _check_folder(folder: Path) -> None:
             )
         if any(name.lower().endswith(".gguf") for name in names):
             raise ConfigurationError("the folder has no safetensors; to serve its GGUF file, name that file")
-        raise ConfigurationError("the folder has no .safetensors file")
+        raise ConfigurationError(f"{called} has no .safetensors file: {_BELONGS}")
     for shard in sorted(shards):
         if shard not in names:
             raise ConfigurationError(f"{shard}, which {_INDEX} names, is missing")
         _check_safetensors(folder / shard)
     if "config.json" not in names:
-        raise ConfigurationError("the folder has no config.json")
+        raise ConfigurationError(f"{called} has no config.json: {_BELONGS}")
     if not any(name.startswith(("tokenizer", "vocab")) or name.endswith(".tiktoken") for name in names):
-        raise ConfigurationError("the folder has no tokenizer files")
+        raise ConfigurationError(f"{called} has no tokenizer files: {_BELONGS}")
 
 
 def _shards(index: Path) -> set[str]:

@@ -57,9 +57,9 @@ def test_sharded_weights_are_taken(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("remove", "write", "says"),
     [
-        ("config.json", {}, "no config.json"),
+        ("config.json", {}, "the folder m/1 has no config.json: it takes a model's Hugging Face files"),
         ("tokenizer.json", {}, "no tokenizer files"),
-        ("model.safetensors", {}, "no .safetensors file"),
+        ("model.safetensors", {}, "the folder m/1 has no .safetensors file: it takes a model's Hugging Face files"),
         ("model.safetensors", {"pytorch_model.bin": b"x"}, "only pickled weights"),
         ("model.safetensors", {"model.gguf": b"GGUF"}, "to serve its GGUF file, name that file"),
         ("model.safetensors", {"model.safetensors": b""}, "is incomplete"),
@@ -115,7 +115,7 @@ def test_a_package_is_found_without_being_imported(tmp_path: Path, package: Path
     [
         ("package:shipped_model/../../secret", 'without ".."'),
         ("package:shipped_model//etc", 'without ".."'),
-        ("package:shipped_model/none.gguf", "has no such file"),
+        ("package:shipped_model/none.gguf", "has no file none.gguf; it has other.gguf"),
         ("package:shipped_model", "package:NAME/FILE"),
         ("package:shipped_model/", "package:NAME/FILE"),
         ("package:a.b/c", "package:NAME/FILE"),
@@ -125,8 +125,8 @@ def test_a_package_is_found_without_being_imported(tmp_path: Path, package: Path
         ("/nowhere/at/all", "no such folder or file"),
     ],
 )
-@pytest.mark.usefixtures("package")
-def test_a_place_that_is_none_is_an_error(tmp_path: Path, weights: str, says: str) -> None:
+def test_a_place_that_is_none_is_an_error(tmp_path: Path, package: Path, weights: str, says: str) -> None:
+    (package / "other.gguf").touch()
     with pytest.raises(ConfigurationError) as caught:
         resolve(tmp_path / "m", weights)
     assert says in caught.value.message
