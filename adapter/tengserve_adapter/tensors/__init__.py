@@ -1,0 +1,1 @@
+"""Tensors as they stand on the wire, whatever carries them."""
