@@ -234,8 +234,8 @@ class ModelManager:
     def statuses(self) -> tuple[ModelStatus, ...]:
         """Every version of every model, by name, the newest version first."""
         with self._lock:
-            entries = [entry.copy() for entry in self._all()]
-        return tuple(entry.status() for entry in entries)
+            entries = self._all()
+        return tuple(map(self._status, entries))
 
     def default_name(self) -> str | None:
         """The model that a request means which names none: the only one, or None when there are several."""
@@ -307,6 +307,15 @@ class ModelManager:
         if status.reason:
             raise ModelNotReadyError(f'Model "{name}" is unavailable: {status.reason}')
         raise ModelNotReadyError(f'Model "{name}" is {status.state.value.lower()}.')
+
+    def _status(self, entry: _Entry) -> ModelStatus:
+        while True:
+            with self._lock:
+                seen = entry.copy()
+            status = seen.status()
+            # An engine that was replaced or unloaded since, and has stopped, says nothing about the model.
+            if status.state is not ModelState.UNAVAILABLE or entry.engine is seen.engine:
+                return status
 
     def _check_running(self) -> None:
         if self._stopping.is_set():

@@ -45,8 +45,19 @@ class ServedEngine:
                 self._engine = successor
 
     def status(self) -> EngineStatus:
-        """See Engine."""
-        return self._engine.status()
+        """See Engine. An engine that was replaced or unloaded has not died: only who serves the model now counts.
+
+        Raises:
+            ModelNotReadyError: the model was unloaded.
+        """
+        while True:
+            status = self._engine.status()
+            if status.alive:
+                return status
+            serving = self._find()
+            if serving is self._engine:
+                return status
+            self._engine = serving
 
     async def drain(self, timeout_s: float) -> bool:
         """See Engine."""

@@ -234,6 +234,16 @@ async def test_a_request_between_lookup_and_submit_survives_a_reload(start):
     assert "".join([event.text async for event in generation]) == "BB"
 
 
+async def test_an_engine_that_was_replaced_or_unloaded_has_not_died(start):
+    manager = start(source("a"))
+    engine = manager.engine("a")
+    await asyncio.to_thread(manager.load, source("a"))
+    assert engine.status().alive
+    await asyncio.to_thread(manager.unload, "a")
+    with pytest.raises(ModelNotReadyError, match="was unloaded"):
+        engine.status()
+
+
 async def test_no_request_fails_over_many_reloads(start, workers):
     manager = start(source("a"))
     done = threading.Event()

@@ -236,3 +236,16 @@ def test_a_model_that_was_loaded_by_request_is_not_loaded_again_by_the_start() -
     manager.load_all()
     assert [engine.info.name for engine in loader.made] == ["b", "a"]
     assert states(manager)[2] == ("c", "1", ModelState.UNAVAILABLE)
+
+
+def test_an_engine_that_is_replaced_while_it_is_asked_does_not_make_its_model_unavailable() -> None:
+    class Replaced(FakeEngine):
+        def status(self) -> EngineStatus:
+            manager.load(source("a"))
+            self.failure = "stopped"
+            return super().status()
+
+    engines = iter([Replaced, FakeEngine])
+    manager = ModelManager([source("a")], lambda source, progress: next(engines)(source))
+    manager.load_all()
+    assert states(manager) == [("a", "1", ModelState.READY)]
