@@ -15,6 +15,7 @@ TengserveError
 │   ├── DeadlineExceededError     the request's own timeout passed
 │   ├── RequestAbortedError       cancelled before it ended
 │   ├── GenerationFailedError     this request failed alone
+│   ├── ModelExecutionError       a user's model.py failed, or answered with an error; carries Triton's code
 │   └── EngineFailedError         the engine's loop or device is gone
 └── ConfigurationError        the operator's mistake; carries file, line and column
 ```
@@ -25,6 +26,7 @@ safe to send to a client: they name the field, the rule and the value given, nev
 
 from __future__ import annotations
 
+import enum
 import re
 
 _MAX_VALUE_CHARS = 64
@@ -130,6 +132,31 @@ class RequestAbortedError(ServerError):
 
 class GenerationFailedError(ServerError):
     """This request made the model fail; no other request was touched."""
+
+
+class ErrorCode(enum.Enum):
+    """Triton's error codes, with its numbers: what a user's model may give its error."""
+
+    UNKNOWN = 0
+    INTERNAL = 1
+    NOT_FOUND = 2
+    INVALID_ARG = 3
+    UNAVAILABLE = 4
+    UNSUPPORTED = 5
+    ALREADY_EXISTS = 6
+    CANCELLED = 7
+
+
+class ModelExecutionError(ServerError):
+    """A user's model failed, or answered this request with an error.
+
+    Attributes:
+        code: the model's choice; INTERNAL when it chose none.
+    """
+
+    def __init__(self, message: str, *, code: ErrorCode = ErrorCode.INTERNAL) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class EngineFailedError(ServerError):

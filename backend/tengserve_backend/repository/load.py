@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from tengserve_backend.engine.base import Engine
-from tengserve_backend.repository.source import ModelSource, Progress
+from tengserve_backend.errors import ConfigurationError
+from tengserve_backend.repository.source import Backend, ModelSource, Progress
 from tengserve_backend.repository.weights import resolve_weights
 
 
@@ -13,6 +14,8 @@ def load_model(source: ModelSource, progress: Progress) -> Engine:
     Raises:
         ConfigurationError: the settings and the weights or the machine do not fit; the message says what to change.
     """
+    if source.backend is not Backend.TENGSERVE:
+        raise ConfigurationError(f'backend "{source.backend.value}" is not served yet')
     weights_dir = resolve_weights(source, progress)
     # Imported here because it brings torch: reading and checking a repository must stay quick.
     from tengserve_backend.engine.load import load_engine

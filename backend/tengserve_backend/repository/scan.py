@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from tengserve_backend.errors import ConfigurationError, shown
-from tengserve_backend.repository.pbtxt import ConfigFile, read_config
-from tengserve_backend.repository.settings import read_settings
-from tengserve_backend.repository.source import ModelSource
+from tengserve_backend.repository.config_json import normalized
+from tengserve_backend.repository.pbtxt import ConfigFile, new_config, read_config
+from tengserve_backend.repository.python_models import MODEL_FILE, check_python_config, model_file
+from tengserve_backend.repository.settings import ModelSettings, read_settings
+from tengserve_backend.repository.source import Backend, ModelSource
 
-BACKEND = "tengserve"
 CONFIG_FILE = "config.pbtxt"
 
 _log = logging.getLogger(__name__)
@@ -69,26 +70,69 @@ def _scan_model(folder: Path) -> list[ModelSource]:
         raise ConfigurationError(
             f'a model\'s folder must be named with 1 to 256 letters, digits, ".", "_" or "-", not "{shown(name)}"'
         )
-    file = f"{name}/{CONFIG_FILE}"
-    if not (folder / CONFIG_FILE).is_file():
-        raise ConfigurationError("the file is missing: each model's folder needs one", file=file)
-    config_file = read_config(folder / CONFIG_FILE, file)
-    _check_config(name, config_file)
-    settings = read_settings(config_file.parameters, file=file, lines=config_file.lines)
-    versions = _served_versions(folder, config_file)
-    return [ModelSource(name, str(version), folder / str(version), settings) for version in versions]
+    config_file = _config_of(folder)
+    return model_sources(folder, config_file)
 
 
-def _check_config(name: str, config_file: ConfigFile) -> None:
+def _config_of(folder: Path) -> ConfigFile:
+    """A model's configuration; one with a model.py needs none."""
+    file = f"{folder.name}/{CONFIG_FILE}"
+    if (folder / CONFIG_FILE).is_file():
+        return read_config(folder / CONFIG_FILE, file)
+    if _has_model_file(folder):
+        return ConfigFile(file, new_config(), {}, {})
+    raise ConfigurationError("the file is missing: each model's folder needs one", file=file)
+
+
+def _has_model_file(folder: Path) -> bool:
+    return any(_VERSION.fullmatch(found.parent.name) for found in folder.glob(f"*/{MODEL_FILE}"))
+
+
+def model_sources(folder: Path, config_file: ConfigFile) -> list[ModelSource]:
+    """The versions of one model that its configuration has served, oldest first.
+
+    Args:
+        folder: the model's.
+        config_file: of the folder, or what a load request put in its place.
+
+    Raises:
+        ConfigurationError: the folder or the configuration is wrong.
+    """
+    name, file, config = folder.name, config_file.file, config_file.config
+    if not config.backend and _has_model_file(folder):
+        config.backend = Backend.PYTHON.value
+    backend = _check_backend(name, config_file)
+    if backend is Backend.TENGSERVE:
+        _check_config(config_file)
+        settings = read_settings(config_file.parameters, file=file, lines=config_file.lines)
+    else:
+        check_python_config(config, file)
+        settings = ModelSettings()
+    sources = []
+    for version in map(str, _served_versions(folder, config_file)):
+        if backend is Backend.PYTHON and not (folder / version / model_file(config, file)).is_file():
+            raise ConfigurationError(f"version {version} has no {model_file(config, file)}", file=file)
+        sources.append(ModelSource(name, version, folder / version, settings, backend, normalized(config, name)))
+    return sources
+
+
+def _check_backend(name: str, config_file: ConfigFile) -> Backend:
     config, file = config_file.config, config_file.file
     if config.name not in ("", name):
         raise ConfigurationError(
             f'name must be that of the folder, "{name}", or be left out, not "{shown(config.name)}"', file=file
         )
-    if config.backend != BACKEND:
+    try:
+        return Backend(config.backend)
+    except ValueError:
         given = f'not "{shown(config.backend)}"' if config.backend else "and it is missing"
-        note = " (python models are not served yet)" if config.backend == "python" else ""
-        raise ConfigurationError(f'backend must be "{BACKEND}", {given}{note}', file=file)
+        known = " or ".join(f'"{backend.value}"' for backend in Backend)
+        raise ConfigurationError(f"backend must be {known}, {given}", file=file) from None
+
+
+def _check_config(config_file: ConfigFile) -> None:
+    """Check what the schema does not, for an LLM."""
+    config, file = config_file.config, config_file.file
     if config.max_batch_size != 0:
         raise ConfigurationError(
             f"max_batch_size must be 0 or left out, not {config.max_batch_size}: it would add a batch dimension to "
@@ -103,7 +147,8 @@ def _check_config(name: str, config_file: ConfigFile) -> None:
         if field.name not in _EFFECTIVE_FIELDS:
             advice = _FIELD_ADVICE.get(field.name)
             raise ConfigurationError(
-                f'{field.name} has no effect with backend "{BACKEND}": remove it' + (f" ({advice})" if advice else ""),
+                f'{field.name} has no effect with backend "{Backend.TENGSERVE.value}": remove it'
+                + (f" ({advice})" if advice else ""),
                 file=file,
             )
     for key, value in config_file.config.parameters.items():

@@ -79,9 +79,9 @@ def test_models_and_versions_may_be_symbolic_links(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "says"),
     [
-        ("", 'backend must be "tengserve", and it is missing'),
-        ('backend: "vllm"', 'm/config.pbtxt: backend must be "tengserve", not "vllm"'),
-        ('backend: "python"', "python models are not served yet"),
+        ("", 'backend must be "tengserve" or "python", and it is missing'),
+        ('backend: "vllm"', 'm/config.pbtxt: backend must be "tengserve" or "python", not "vllm"'),
+        ('backend: "python"', "m/config.pbtxt: version 1 has no model.py"),
         (MINIMAL + 'name: "other"', 'name must be that of the folder, "m", or be left out, not "other"'),
         (MINIMAL + "max_batch_size: 8", "max_batch_size must be 0 or left out, not 8.*maxBatchSize"),
         (MINIMAL + "dynamic_batching {}", 'dynamic_batching has no effect with backend "tengserve": remove it'),
