@@ -293,6 +293,13 @@ def test_adjusted_probabilities_equal_a_plain_computation(prompt, output, repeti
     torch.testing.assert_close(got, torch.tensor(expected).softmax(-1), atol=1e-6, rtol=1e-4)
 
 
+def test_tokens_that_the_model_reads_but_cannot_say_change_no_other_row():
+    """Some models have more rows in their embedding than in their output."""
+    sampling = replace(GREEDY, repetition_penalty=9.0, presence_penalty=50.0)
+    strange = row(sampling, prompt=[511, 512, 600], output=[1024, 10**6], biases={520: 90.0})
+    assert choose(LOGITS.repeat(3, 1), row(GREEDY), strange, row(replace(GREEDY, frequency_penalty=0.1))) == [0, 0, 0]
+
+
 def test_forbidden_tokens_are_not_chosen():
     forbidden = {0: -math.inf, 3: -math.inf}
     assert choose(LOGITS[None], row(GREEDY, biases=forbidden)) == [6]

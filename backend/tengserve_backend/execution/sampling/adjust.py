@@ -18,23 +18,38 @@ from tengserve_backend.generation.sampling import ResolvedSampling
 
 
 def adjust(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> None:
-    """Change float32 logits [R, width] in place, by R rows. Each kind of change goes up in one piece for all rows."""
-    flat, width = logits.view(-1), logits.shape[1]
-    starts = [(index * width, row) for index, row in enumerate(rows)]
-    biased = [(start, row.biases) for start, row in starts if row.biases]
+    """Change float32 logits [R, width] in place, by R rows. Each kind of change goes up at once for all rows.
+
+    A token that the model reads and has no logit for is left out.
+    """
+    flat = logits.view(-1)
+    biased = [(index, row.biases) for index, row in enumerate(rows) if row.biases]
     if biased:
-        places = [np.fromiter(biases, np.int64, len(biases)) + start for start, biases in biased]
+        ids = {index: np.fromiter(biases, np.int64, len(biases)) for index, biases in biased}
         values = [np.fromiter(biases.values(), np.float32, len(biases)) for _, biases in biased]
-        at = torch.from_numpy(np.concatenate(places)).to(flat.device)
-        flat[at] += torch.from_numpy(np.concatenate(values)).to(flat.device)
-    penalized = [(start, row.sampling, row.history) for start, row in starts if row.history is not None]
+        at, (bias,) = _upload(logits, ids, np.concatenate(values)[None])
+        flat[at] += bias
+    penalized = [(index, row.sampling, row.history) for index, row in enumerate(rows) if row.history is not None]
     if penalized:
-        places = [history.token_ids + start for start, _, history in penalized]
+        ids = {index: history.token_ids for index, _, history in penalized}
         penalties = [_penalties(sampling, history) for _, sampling, history in penalized]
-        at = torch.from_numpy(np.concatenate(places)).to(flat.device)
-        factor, minus = torch.from_numpy(np.concatenate(penalties, axis=1)).to(flat.device)
+        at, (factor, minus) = _upload(logits, ids, np.concatenate(penalties, axis=1))
         scores = flat[at]
         flat[at] = torch.where(scores < 0, scores * factor, scores / factor) - minus
+
+
+def _upload(
+    logits: torch.Tensor, ids: dict[int, NDArray[np.int64]], values: NDArray[np.float32]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Places in the flat logits of token ids by row, and what [kinds, ids] is to happen there."""
+    width = logits.shape[1]
+    columns = np.concatenate(list(ids.values()))
+    places = np.concatenate([row_ids + index * width for index, row_ids in ids.items()])
+    inside = columns < width
+    return (
+        torch.from_numpy(places[inside]).to(logits.device),
+        torch.from_numpy(values[:, inside]).to(logits.device),
+    )
 
 
 def _penalties(sampling: ResolvedSampling, history: TokenHistory) -> NDArray[np.float32]:
