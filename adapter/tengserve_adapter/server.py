@@ -16,11 +16,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tengserve_adapter.http.app import install
+from tengserve_adapter.http.connection import BoundedHttpProtocol
 from tengserve_adapter.http.errors import response_for
 from tengserve_adapter.kserve.repository import TengserveModelRepository, TengserveRepositoryExtension
 from tengserve_adapter.kserve.sdk import KSERVE_METRICS, ModelServer, RESTServer, app
 from tengserve_adapter.lifecycle import CLOSE_TIMEOUT_S, Lifecycle
-from tengserve_adapter.listener import BoundedHttpProtocol, url_of
+from tengserve_adapter.listener import url_of
 from tengserve_adapter.observability.metrics import EngineCollector, RequestMetrics, quiet_metrics
 from tengserve_adapter.progress import ProgressPrinter, ready_text, sample_commands, say
 from tengserve_adapter.settings import ServerSettings

@@ -38,6 +38,14 @@ RETRY_AFTER_S: Final = 5
 """Retry-After while a model loads or the server drains: about as long as a load balancer needs to look elsewhere."""
 
 
+class MalformedRequestError(RequestError):
+    """What was sent is not HTTP/1.1; the connection is closed."""
+
+
+class HeadTooLargeError(RequestError):
+    """More than 64 KiB of request line and headers; the connection is closed."""
+
+
 class BodyTimeoutError(RequestError):
     """A body that did not arrive in time."""
 
@@ -60,6 +68,8 @@ class ErrorReply:
 
 
 REPLIES: Final[Mapping[type[TengserveError], ErrorReply]] = {
+    MalformedRequestError: ErrorReply(400, "Bad Request"),
+    HeadTooLargeError: ErrorReply(431, "Request Header Fields Too Large"),
     InvalidRequestError: ErrorReply(422, "Input Validation Error"),
     RequestTooLargeError: ErrorReply(413, "Input Validation Error"),
     BodyTimeoutError: ErrorReply(408, "Request Timeout"),

@@ -1,0 +1,195 @@
+"""The bounds and the manners of a connection that uvicorn leaves open, over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import uvicorn
+from uvicorn.server import ServerState
+
+from tengserve_adapter.http import connection
+from tengserve_adapter.http.connection import BoundedHttpProtocol
+
+pytestmark = pytest.mark.timeout(60)
+
+HEAD = b"POST / HTTP/1.1\r\nHost: x\r\n"
+
+
+async def echo(scope: Any, receive: Any, send: Any) -> None:
+    body = b""
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return
+        body += message["body"]
+        if not message["more_body"]:
+            break
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(body))]})
+    await send({"type": "http.response.body", "body": body})
+
+
+@asynccontextmanager
+async def serving(app: Any) -> AsyncIterator[int]:
+    """The port of an app behind the protocol."""
+    config = uvicorn.Config(app, lifespan="off", ws="none", log_config=None)
+    state = ServerState()
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(
+        lambda: BoundedHttpProtocol(config=config, server_state=state, app_state={}), "127.0.0.1", 0
+    )
+    async with server:
+        yield server.sockets[0].getsockname()[1]
+        for task in list(state.tasks):
+            task.cancel()
+        for one in list(state.connections):
+            one.transport.abort()
+
+
+@pytest.fixture
+async def port() -> AsyncIterator[int]:
+    async with serving(echo) as port:
+        yield port
+
+
+class Client:
+    """One connection, byte by byte."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    @classmethod
+    @asynccontextmanager
+    async def to(cls, port: int) -> AsyncIterator[Client]:
+        client = cls(*await asyncio.open_connection("127.0.0.1", port))
+        try:
+            yield client
+        finally:
+            client.writer.close()
+
+    async def send(self, data: bytes) -> None:
+        self.writer.write(data)
+        with contextlib.suppress(ConnectionError):
+            await self.writer.drain()
+
+    async def answer(self) -> tuple[int, dict[str, str], bytes]:
+        """Status, headers and the body that Content-Length measures."""
+        head = (await self.reader.readuntil(b"\r\n\r\n")).decode()
+        status, *lines = head.strip().split("\r\n")
+        headers = {name.lower(): value for name, value in (line.split(": ", 1) for line in lines)}
+        body = await self.reader.readexactly(int(headers.get("content-length", 0)))
+        return int(status.split()[1]), headers, body
+
+    async def end(self) -> bytes:
+        """What is left to read until the server closes; a reset is as good an end as an orderly close."""
+        left = b""
+        with contextlib.suppress(ConnectionError):
+            while data := await self.reader.read(65536):
+                left += data
+        return left
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\nHost:", b"\r\n"])
+async def test_a_head_that_does_not_come_closes_the_connection(
+    port: int, sent: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "HEAD_TIMEOUT_S", 0.1)
+    async with Client.to(port) as client:
+        await client.send(sent)
+        assert await client.end() == b""
+
+
+async def test_blank_lines_after_an_answer_do_not_keep_a_connection(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "HEAD_TIMEOUT_S", 0.1)
+    async with Client.to(port) as client:
+        await client.send(HEAD + b"Content-Length: 2\r\n\r\nhi")
+        assert (await client.answer())[2] == b"hi"
+        await client.send(b"\r\n")
+        assert await client.end() == b""
+
+
+async def test_a_connection_that_waits_between_requests_is_kept(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "HEAD_TIMEOUT_S", 0.1)
+    async with Client.to(port) as client:
+        for _ in range(2):
+            await client.send(HEAD + b"\r\n")
+            assert (await client.answer())[0] == 200
+            # Past the head's timeout, of which no event tells.
+            await asyncio.sleep(0.2)
+
+
+@pytest.mark.parametrize("offer", [b"h2c", b"websocket", b"TLS/1.0, nonsense"])
+@pytest.mark.parametrize("pieces", [1, 2, 300])
+async def test_an_offer_to_upgrade_is_ignored(port: int, offer: bytes, pieces: int) -> None:
+    upgrade = HEAD + b"Connection: keep-alive, Upgrade, HTTP2-Settings\r\nUpgrade: " + offer + b"\r\n"
+    sent = b"".join(
+        (
+            upgrade + b"Content-Length: 5\r\n\r\nhello",
+            upgrade + b"\r\n",
+            upgrade + b"Transfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\n\r\n",
+            HEAD + b"Content-Length: 3\r\n\r\nend",
+        )
+    )
+    step = -(-len(sent) // pieces)
+    async with Client.to(port) as client:
+        for start in range(0, len(sent), step):
+            await client.send(sent[start : start + step])
+            await asyncio.sleep(0)
+        answers = [await client.answer() for _ in range(4)]
+    assert [(status, body) for status, _, body in answers] == [(200, b"hello"), (200, b""), (200, b"hi"), (200, b"end")]
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"GET / HTTP/1.1\r\nHost: x\r\nX: ",
+        b"GET /",
+        b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 10,
+        HEAD + b"Transfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\nX: ",
+        HEAD + b"Transfer-Encoding: chunked\r\n\r\n2;",
+    ],
+    ids=["header", "target", "headers", "trailer", "chunk extension"],
+)
+async def test_what_brings_a_request_no_further_is_bounded(port: int, sent: bytes) -> None:
+    async with Client.to(port) as client:
+        await client.send(sent)
+        filler = b"a: b\r\n" * 10_000 if sent.endswith(b"y\r\n") else b"a" * 60_000
+        reading = asyncio.create_task(client.reader.read(65536))
+        sizes = 0
+        while not reading.done() and sizes < 100:
+            await client.send(filler)
+            sizes += 1
+            await asyncio.sleep(0)
+        assert sizes < 100, "the server took it all"
+        with contextlib.suppress(ConnectionError):
+            assert (await reading).startswith(b"HTTP/1.1 431 ")
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"nonsense\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost x\r\n\r\n",
+        b"POST / HTTP/1.1\r\nContent-Length: -1\r\n\r\n",
+        b"CONNECT x:80 HTTP/1.1\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00",
+    ],
+)
+async def test_what_is_not_http_is_told_so_in_json(port: int, sent: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    async with Client.to(port) as client:
+        await client.send(sent)
+        status, headers, body = await client.answer()
+        assert await client.end() == b""
+    assert status == 400
+    assert headers["content-type"] == "application/json"
+    assert headers["connection"] == "close"
+    assert json.loads(body)["error_type"] == "Bad Request"
+    assert not [record for record in caplog.records if record.levelno >= logging.INFO]
