@@ -6,31 +6,46 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 
 import pytest
 
-from support.readme import ROOT, commands
+from support.readme import ROOT, blocks, commands
 from support.server_process import ServerProcess
 
 CONVERSION_TIMEOUT_S = 170.0
 """A machine without the weights cache converts the model first."""
 
 
+URL = "http://127.0.0.1:8080"
+
+
+@pytest.mark.timeout(CONVERSION_TIMEOUT_S + 300.0)
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
-def test_its_requests_are_answered() -> None:
+def test_its_commands_work_and_answer_as_it_says() -> None:
     with ServerProcess("--model-repository", str(ROOT / "model_repository")) as server:
         server.wait_for(re.compile("tengserve is ready"), "stdout", CONVERSION_TIMEOUT_S)
-        texts = []
+        answers = []
         for command in commands():
-            if not command.startswith("curl "):
+            if "curl " not in command:
                 continue
-            here = command.replace("http://127.0.0.1:8080", server.url)
-            result = subprocess.run(
-                ["sh", "-c", f"{here} --no-progress-meter"], capture_output=True, text=True, timeout=120, check=True
-            )
+            # What curl says of its progress would stand between the lines of a stream.
+            here = command.replace(URL, server.url).replace("curl ", "curl --no-progress-meter ")
+            result = subprocess.run(["sh", "-c", here], capture_output=True, text=True, timeout=120, check=True)
+            if not command.startswith("curl "):
+                assert command.startswith("until ")
+                continue
             events = [json.loads(line.removeprefix("data:")) for line in result.stdout.splitlines() if line]
             assert all("error" not in event for event in events), result.stdout
-            texts.append(events[-1].get("generated_text") or events[-1].get("text_output"))
-    assert len(texts) == 3
-    assert all(texts)
-    assert "Paris" in texts[2]
+            answers.append(events[-1])
+        (program,) = blocks("python")
+        printed = subprocess.run(
+            [sys.executable, "-c", program.replace(URL, server.url)], capture_output=True, timeout=120, check=True
+        ).stdout.decode("utf-8")
+    (expected,) = blocks("json")
+    assert answers[0] == json.loads(expected)
+    assert printed.strip() == answers[0]["generated_text"].strip()
+    assert answers[2]["generated_text"] == answers[0]["generated_text"], "the ids are those of the text"
+    assert all(answer.get("generated_text") or answer.get("text_output") for answer in answers)
+    assert "Paris" in answers[3]["text_output"]
+    assert len(answers) == 5

@@ -8,8 +8,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 
 
+def blocks(language: str) -> list[str]:
+    """The README's blocks in a language, in order."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+
+
 def commands() -> list[str]:
     """Each command of the README's bash blocks, in order."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"^```bash\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    return [line for block in blocks for line in block.splitlines() if line]
+    return [line for block in blocks("bash") for line in block.splitlines() if line]

@@ -33,14 +33,13 @@ def test_it_starts_with_one_command_and_tests_with_another() -> None:
 
 def test_its_requests_have_json_bodies_and_name_the_model_that_is_there() -> None:
     curls = [shlex.split(command) for command in commands() if command.startswith("curl ")]
-    assert curls
+    urls = [next(word for word in words if word.startswith("http://")) for words in curls]
+    paths = ["infer", "infer", "infer_token", "v2/models/smollm2/generate", "v2/models/smollm2/generate_stream"]
+    assert urls == [f"http://127.0.0.1:8080/{path}" for path in paths]
     (source,) = scan_repository(ROOT / "model_repository")
     for words in curls:
         json.loads(words[words.index("-d") + 1])
-        url = next(word for word in words if word.startswith("http://"))
-        assert url.startswith("http://127.0.0.1:8080/")
-        named = re.search(r"/v2/models/([^/]+)", url)
-        assert named is None or named[1] == source.name
+    assert source.name == "smollm2"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
