@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -14,7 +14,7 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from tengserve_adapter.http import connection
+from tengserve_adapter.http import connection, transport
 from tengserve_adapter.http.connection import BoundedHttpProtocol
 
 pytestmark = pytest.mark.timeout(60)
@@ -36,20 +36,26 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
 
 
 @asynccontextmanager
-async def serving(app: Any) -> AsyncIterator[int]:
+async def serving(
+    app: Any, *, state: ServerState | None = None, make: Any = BoundedHttpProtocol, **options: Any
+) -> AsyncIterator[int]:
     """The port of an app behind the protocol."""
-    config = uvicorn.Config(app, lifespan="off", ws="none", log_config=None)
-    state = ServerState()
+    config = uvicorn.Config(app, lifespan="off", ws="none", log_config=None, **options)
+    state = state or ServerState()
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(
-        lambda: BoundedHttpProtocol(config=config, server_state=state, app_state={}), "127.0.0.1", 0
-    )
+    server = await loop.create_server(lambda: make(config=config, server_state=state, app_state={}), "127.0.0.1", 0)
     async with server:
         yield server.sockets[0].getsockname()[1]
         for task in list(state.tasks):
             task.cancel()
         for one in list(state.connections):
             one.transport.abort()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for what no event tells; pytest's timeout ends the wait."""
+    while not condition():  # noqa: ASYNC110 - uvicorn's state has no events
+        await asyncio.sleep(0.01)
 
 
 @pytest.fixture
@@ -192,4 +198,190 @@ async def test_what_is_not_http_is_told_so_in_json(port: int, sent: bytes, caplo
     assert headers["content-type"] == "application/json"
     assert headers["connection"] == "close"
     assert json.loads(body)["error_type"] == "Bad Request"
+    assert not [record for record in caplog.records if record.levelno >= logging.INFO]
+
+
+async def test_what_is_wrong_behind_a_request_does_not_disturb_its_answer() -> None:
+    gate = asyncio.Event()
+
+    async def late(scope: Any, receive: Any, send: Any) -> None:
+        await gate.wait()
+        await echo(scope, receive, send)
+
+    async with serving(late) as port, Client.to(port) as client:
+        await client.send(HEAD + b"Content-Length: 2\r\n\r\nhi" + b"nonsense\r\n\r\n")
+        gate.set()
+        assert (await client.answer())[2] == b"hi"
+        assert (await client.answer())[0] == 400
+
+
+async def test_a_body_that_is_not_http_is_the_end_of_its_request(port: int) -> None:
+    async with Client.to(port) as client:
+        await client.send(HEAD + b"Transfer-Encoding: chunked\r\n\r\n2\r\nhi\r\nnonsense\r\n")
+        assert (await client.answer())[0] == 400
+        assert await client.end() == b""
+
+
+async def two_events(scope: Any, receive: Any, send: Any) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]})
+    for event in (b"data: {}\n\n", b"data: {}\n\n", b""):
+        await send({"type": "http.response.body", "body": event, "more_body": bool(event)})
+
+
+async def test_http_1_0_gets_a_stream_without_chunks() -> None:
+    async with serving(two_events) as port, Client.to(port) as client:
+        await client.send(b"POST / HTTP/1.0\r\nConnection: keep-alive\r\n\r\n")
+        status, headers, _ = await client.answer()
+        assert (status, headers["connection"]) == (200, "close")
+        assert "transfer-encoding" not in headers
+        assert await client.end() == b"data: {}\n\ndata: {}\n\n"
+
+
+async def test_http_1_0_gets_an_answer_with_its_length(port: int) -> None:
+    async with Client.to(port) as client:
+        await client.send(b"POST / HTTP/1.0\r\nContent-Length: 2\r\n\r\nhi")
+        assert (await client.answer())[2] == b"hi"
+        assert await client.end() == b""
+
+
+async def test_every_pipelined_request_is_told_that_its_client_left(caplog: pytest.LogCaptureFixture) -> None:
+    state = ServerState()
+    served = 0
+    last: list[str] = []
+
+    async def waiting(scope: Any, receive: Any, send: Any) -> None:
+        nonlocal served
+        served += 1
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        last.append("disconnect")
+        raise RuntimeError("an app may fail when its client has left")
+
+    async with serving(waiting, state=state) as port:
+        async with Client.to(port) as client:
+            await client.send((HEAD + b"Content-Length: 2\r\n\r\nhi") * 10)
+            await until(lambda: served == 1)
+        await until(lambda: not state.connections and not state.tasks)
+    assert (served, last) == (1, ["disconnect"])
+    assert not [record for record in caplog.records if record.levelno >= logging.INFO]
+
+
+async def test_a_client_that_leaves_its_answers_makes_no_log_line(caplog: pytest.LogCaptureFixture) -> None:
+    state = ServerState()
+
+    async def slow(scope: Any, receive: Any, send: Any) -> None:
+        await asyncio.sleep(0)
+        await echo(scope, receive, send)
+        await echo(scope, receive, send)
+
+    async with serving(slow, state=state) as port:
+        async with Client.to(port) as client:
+            await client.send((HEAD + b"Content-Length: 2\r\n\r\nhi") * 1000)
+            await client.answer()
+        await until(lambda: not state.connections and not state.tasks)
+    assert not [record for record in caplog.records if record.levelno >= logging.INFO]
+
+
+async def test_requests_behind_requests_are_not_read_for_ever() -> None:
+    async def waiting(scope: Any, receive: Any, send: Any) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    async with serving(waiting) as port, Client.to(port) as client:
+        sent = 0
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(1):
+                while sent < 100_000:
+                    await client.send((HEAD + b"\r\n") * 1000)
+                    sent += 1
+        assert sent < 100_000, "the server took them all"
+
+
+async def test_pipelined_requests_are_answered_in_order(port: int) -> None:
+    async with Client.to(port) as client:
+        for number in range(100):
+            client.writer.write(HEAD + b"Content-Length: 3\r\n\r\n%03d" % number)
+        for number in range(100):
+            assert (await client.answer())[2] == b"%03d" % number
+
+
+@pytest.mark.parametrize("close", [b"", b"Connection: close\r\n"])
+async def test_an_answer_that_nobody_reads_does_not_hold_the_connection(
+    close: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transport, "CLOSE_TIMEOUT_S", 0.1)
+    state = ServerState()
+    size = 64 * 1024 * 1024
+
+    async def big(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % size)]})
+        await send({"type": "http.response.body", "body": bytes(size)})
+
+    async with serving(big, state=state, timeout_keep_alive=0) as port, Client.to(port) as client:
+        await client.send(HEAD + close + b"\r\n")
+        assert (await client.reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 200 ")
+        await until(lambda: not state.connections)
+
+
+@pytest.mark.parametrize("start", [HEAD, HEAD + b"Connection: close\r\n", b"POST / HTTP/1.0\r\n"])
+async def test_an_answer_before_the_end_of_the_body_arrives_and_the_rest_is_not_awaited(
+    start: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transport, "DISCARD_TIMEOUT_S", 0.3)
+    state = ServerState()
+
+    async def refuse(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 413, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"no"})
+
+    async with serving(refuse, state=state) as port, Client.to(port) as client:
+        await client.send(start + b"Content-Length: 2000000000\r\n\r\n" + bytes(4_000_000))
+        status, _, body = await client.answer()
+        assert (status, body) == (413, b"no")
+        sending = asyncio.create_task(client.end())
+        while not sending.done():
+            await client.send(b"x" * 1000)
+            await asyncio.sleep(0)
+        await until(lambda: not state.connections)
+
+
+async def test_a_connection_goes_on_after_a_body_that_was_answered_early() -> None:
+    async def refuse(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 413, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"no"})
+
+    async with serving(refuse) as port, Client.to(port) as client:
+        for _ in range(2):
+            await client.send(HEAD + b"Content-Length: 100000\r\n\r\n")
+            assert (await client.answer())[0] == 413
+            await client.send(bytes(100_000))
+
+
+async def test_a_client_that_ends_its_sending_side_has_left() -> None:
+    left = asyncio.Event()
+
+    async def waiting(scope: Any, receive: Any, send: Any) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        left.set()
+
+    async with serving(waiting) as port, Client.to(port) as client:
+        await client.send(HEAD + b"Content-Length: 2\r\n\r\nhi")
+        client.writer.write_eof()
+        await left.wait()
+        assert await client.end() == b""
+
+
+async def test_a_task_that_outlives_the_server_makes_no_log_line(caplog: pytest.LogCaptureFixture) -> None:
+    state = ServerState()
+
+    async def endless(scope: Any, receive: Any, send: Any) -> None:
+        await asyncio.Event().wait()
+
+    async with serving(endless, state=state) as port, Client.to(port) as client:
+        await client.send(HEAD + b"\r\n")
+        await until(lambda: bool(state.tasks))
+        for task in state.tasks:
+            task.cancel()
+        assert await client.end() == b""
     assert not [record for record in caplog.records if record.levelno >= logging.INFO]

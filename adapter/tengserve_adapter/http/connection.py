@@ -15,14 +15,19 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import functools
 import logging
+from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from typing import Any, Final, cast
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from starlette.types import Message, Receive, Scope, Send
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from tengserve_adapter.http.errors import HeadTooLargeError, MalformedRequestError, response_for
+from tengserve_adapter.http.transport import DISCARD_TIMEOUT_S, ClientTransport
 from tengserve_backend.errors import TengserveError
 
 _LOG = logging.getLogger(__name__)
@@ -30,8 +35,14 @@ _LOG = logging.getLogger(__name__)
 MAX_HEAD_BYTES = 64 * 1024
 HEAD_TIMEOUT_S = 30.0
 
+MAX_PIPELINED: Final = 16
+"""Requests that wait behind the one that is being answered. While there are more, nothing is read."""
+
 _FRAMING: Final = (b"content-length", b"transfer-encoding", b"connection")
 """Headers that decide where a request ends."""
+
+
+_Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class _Part(enum.Enum):
@@ -47,7 +58,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     A head that is too large is answered with 431 and anything that is not HTTP with 400; a head that takes too long
     closes the connection. An offer to upgrade, to HTTP/2 or WebSocket, is ignored, as RFC 9110 section 7.8 allows.
+
+    However a client leaves, the requests that it had sent are told so, and nothing that it does makes a log line.
     """
+
+    transport: ClientTransport
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -58,20 +73,36 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._too_large = False
         self._repeats_head = False
         self._timer: asyncio.TimerHandle | None = None
+        self._running: RequestResponseCycle | None = None
+        self._refusal: TengserveError | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A client has connected, and now owes a request head."""
-        super().connection_made(cast("asyncio.Transport", transport))
+        raw = cast("asyncio.Transport", transport)
+        super().connection_made(ClientTransport(raw, self.loop, self._client_sends))
+        self.flow = _Flow(self.transport, lambda: len(self.pipeline) > MAX_PIPELINED)
         self._expect_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The connection is gone, and so is the wait for its head."""
+        """The connection is gone: every request on it is told, not the last one alone."""
         self._stop_timer()
+        self.transport.connection_lost()
+        for cycle, _ in self.pipeline:
+            cycle.disconnected = True
+        self.pipeline.clear()
+        if self._running is not None and not self._running.response_complete:
+            self._leave(self._running)
         super().connection_lost(exc)
+
+    def eof_received(self) -> None:
+        """The client sends nothing more, so it has left; see the module's text."""
+        self.transport.client_left()
 
     def data_received(self, data: bytes) -> None:
         """Bytes have arrived. Those that bring a request no further are bounded, whatever they are."""
         self._unset_keepalive_if_required()
+        if self._refusal is not None or self.transport.is_closing():
+            return
         self._moved = False
         try:
             self._feed(memoryview(data))
@@ -81,8 +112,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             _LOG.debug("refused what %s sent: %s", self.client, error)
             self._refuse()
             return
-        answered = self.cycle is None or self.cycle.response_complete
-        if self._part is _Part.IDLE and answered and self._timer is None and self.timeout_keep_alive_task is None:
+        waits = self._timer is not None or self.timeout_keep_alive_task is not None
+        if self._part is _Part.IDLE and self._answered() and not waits:
             # Blank lines between requests: they ended the keep-alive time, so that a request has to follow.
             self._expect_head()
 
@@ -133,6 +164,52 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._moved = True
         self._part = _Part.IDLE
         super().on_message_complete()
+        if self.cycle.response_complete:
+            # It was answered before it was complete. Only now does the connection wait for the next one.
+            self._stop_timer()
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
+
+    def on_response_complete(self) -> None:
+        """An answer is complete."""
+        super().on_response_complete()
+        if self.transport.is_closing() or not self._answered():
+            return
+        if self._refusal is not None:
+            self._send_and_close(self._refusal)
+        elif self._part is _Part.BODY:
+            self._start_timer(DISCARD_TIMEOUT_S)
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, functools.partial(self._run, cycle, app))
+
+    async def _run(
+        self, cycle: RequestResponseCycle, app: _Application, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """Answer one request; a client that leaves meanwhile, however that shows, is nobody's failure."""
+        try:
+            await app(scope, receive, _close_delimited(cycle) if scope["http_version"] == "1.0" else send)
+        except asyncio.CancelledError:
+            # The server ends and has waited long enough; there is no one to hand this on to.
+            self._leave(cycle)
+            self.transport.abort()
+        except Exception as error:
+            if not cycle.disconnected:
+                raise
+            _LOG.debug("after %s had left: %r", self.client, error)
+
+    def _client_sends(self) -> bool:
+        return self._part is not _Part.IDLE or self._refusal is not None
+
+    def _answered(self) -> bool:
+        return self._running is None or self._running.response_complete
+
+    @staticmethod
+    def _leave(cycle: RequestResponseCycle) -> None:
+        cycle.disconnected = True
+        cycle.message_event.set()
 
     def _feed(self, data: memoryview) -> None:
         while data:
@@ -172,7 +249,21 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         error: TengserveError = MalformedRequestError("The request is not HTTP/1.1.")
         if self._too_large:
             error = HeadTooLargeError(f"The request head is too large. At most {MAX_HEAD_BYTES} bytes are allowed.")
-        self._send_and_close(error)
+        self._refusal = error
+        self._stop_timer()
+        if self._part is _Part.BODY and not self.cycle.response_complete:
+            # What is wrong is the body of this request, so this is its answer.
+            if self.pipeline and self.pipeline[0][0] is self.cycle:
+                self.pipeline.popleft()
+            elif self.cycle.response_started:
+                self.transport.abort()
+                return
+            else:
+                self._leave(self.cycle)
+                self._send_and_close(error)
+                return
+        if self._answered():
+            self._send_and_close(error)
 
     def _send_and_close(self, error: TengserveError) -> None:
         response = response_for(error)
@@ -201,6 +292,35 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._start_timer(seconds)
         else:
             self.transport.abort()
+
+
+def _close_delimited(cycle: RequestResponseCycle) -> Send:
+    """A `send` for HTTP/1.0, which knows no chunks: an answer without a length ends with the connection."""
+    unsized = False
+
+    async def send(message: Message) -> None:
+        nonlocal unsized
+        if message["type"] == "http.response.start":
+            unsized = all(name.lower() != b"content-length" for name, _ in message.get("headers", ()))
+            cycle.chunked_encoding = False if unsized else None
+        elif unsized:
+            # uvicorn checks what is sent against what was announced: announced is what is sent.
+            cycle.expected_content_length = len(message.get("body", b""))
+        await cycle.send(message)  # type: ignore[arg-type]  # uvicorn's types and starlette's name the same messages
+
+    return send
+
+
+class _Flow(FlowControl):
+    """uvicorn's flow control, in which nobody reads on behind too many requests."""
+
+    def __init__(self, transport: asyncio.Transport, held: Callable[[], bool]) -> None:
+        super().__init__(transport)
+        self._held = held
+
+    def resume_reading(self) -> None:
+        if not self._held():
+            super().resume_reading()
 
 
 class _TooLargeError(ValueError):
