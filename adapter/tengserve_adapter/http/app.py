@@ -16,6 +16,7 @@ from starlette.routing import Route
 from tengserve_adapter.http.endpoints import Context, GenerateEndpoint, NativeEndpoint
 from tengserve_adapter.http.errors import error_body, error_response, response_for
 from tengserve_adapter.http.health import Health
+from tengserve_adapter.http.intake import BodyIntake
 from tengserve_adapter.http.models import Models
 from tengserve_adapter.http.settings import HttpSettings
 from tengserve_adapter.protocols.mindie import Url
@@ -25,7 +26,7 @@ _VERSION: Final = "/v2/models/{model}/versions/{version}"
 
 
 def install(app: FastAPI, models: Models, settings: HttpSettings, *, draining: Callable[[], bool]) -> None:
-    """Add every route and the replies for what no route takes.
+    """Add every route, the replies for what no route takes, and the bounds of request bodies, an app's own included.
 
     Routes are matched in order, so those of an app that adds its own later come second.
 
@@ -36,10 +37,12 @@ def install(app: FastAPI, models: Models, settings: HttpSettings, *, draining: C
         draining: whether nothing new is to be admitted.
     """
     context = Context(models, settings, draining)
+    app.router.redirect_slashes = False
     app.router.routes.extend([*_generation_routes(context), *_health_routes(context)])
     app.add_exception_handler(HTTPException, _http_exception)
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_exception_handler(Exception, _unexpected)
+    app.add_middleware(BodyIntake, settings=settings, draining=draining)
 
 
 def _generation_routes(context: Context) -> list[Route]:

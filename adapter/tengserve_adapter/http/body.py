@@ -1,4 +1,4 @@
-"""Reading and parsing a request body: bounded in bytes, in time, in depth, and in how long the event loop waits."""
+"""Parsing a request body: bounded in depth, in values, and in how long the event loop waits."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ import json
 from collections.abc import Callable
 from typing import Final, NoReturn, TypeVar
 
-from starlette.datastructures import Headers
 from starlette.types import Receive
 
 from tengserve_adapter.http.disconnect import ClientDisconnected
-from tengserve_adapter.http.errors import BodyTimeoutError
-from tengserve_backend.errors import InvalidRequestError, RequestTooLargeError
+from tengserve_backend.errors import InvalidRequestError
 from tengserve_backend.generation.limits import MAX_PROMPT_TOKENS
 
 INLINE_BYTES: Final = 256 * 1024
@@ -29,47 +27,18 @@ Without these limits, 40 MB of `[],[],...` cost a gigabyte of memory and seconds
 _T = TypeVar("_T")
 
 
-async def read_body(headers: Headers, receive: Receive, *, max_bytes: int, timeout_s: float) -> bytes:
-    """The whole body, whatever its Content-Type says.
+async def read_body(receive: Receive) -> bytes:
+    """The whole body, which `http/intake.py` hands over in one message.
 
     Raises:
-        RequestTooLargeError: more than max_bytes, declared or sent; nothing more is read.
-        BodyTimeoutError: it took longer than timeout_s.
-        InvalidRequestError: it is compressed.
         ClientDisconnected: the client left.
+        TengserveError: what is wrong with the way in which the body arrived.
     """
-    encoding = headers.get("content-encoding", "identity").strip().lower()
-    if encoding not in ("", "identity"):
-        raise InvalidRequestError("The body must be sent uncompressed, got another Content-Encoding than identity.")
-    declared = headers.get("content-length", "")
-    if declared.isascii() and declared.isdigit() and (len(declared) > 19 or int(declared) > max_bytes):
-        raise _too_large(max_bytes)
-    try:
-        async with asyncio.timeout(timeout_s):
-            return await _receive_all(receive, max_bytes)
-    except TimeoutError:
-        raise BodyTimeoutError(f"The body must arrive within {timeout_s:g} seconds.") from None
-
-
-async def _receive_all(receive: Receive, max_bytes: int) -> bytes:
-    chunks: list[bytes] = []
-    size = 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnected
-        chunk: bytes = message.get("body", b"")
-        size += len(chunk)
-        if size > max_bytes:
-            raise _too_large(max_bytes)
-        if chunk:
-            chunks.append(chunk)
-        if not message.get("more_body", False):
-            return b"".join(chunks)
-
-
-def _too_large(max_bytes: int) -> RequestTooLargeError:
-    return RequestTooLargeError(f"Request body too large. At most {max_bytes} bytes are allowed.")
+    message = await receive()
+    if message["type"] == "http.disconnect":
+        raise ClientDisconnected
+    body: bytes = message["body"]
+    return body
 
 
 async def parse_body(raw: bytes, parse: Callable[[dict[str, object]], _T]) -> _T:
@@ -84,15 +53,17 @@ async def parse_body(raw: bytes, parse: Callable[[dict[str, object]], _T]) -> _T
 
 
 def _load_big_object(raw: bytes) -> dict[str, object]:
-    # Nearly always the plain counts settle it; a prompt may hold any number of commas and brackets, though.
-    plain_values, plain_containers = raw.count(b","), raw.count(b"[") + raw.count(b"{")
-    if (plain_values > MAX_VALUES or plain_containers > MAX_CONTAINERS) and _has_too_many_values(raw):
+    if has_too_many_values(raw, MAX_VALUES, MAX_CONTAINERS):
         raise _no_json(f"more than {MAX_VALUES} values or {MAX_CONTAINERS} arrays and objects")
     return load_object(raw)
 
 
-def _has_too_many_values(raw: bytes) -> bool:
-    """The same counts outside of strings, in linear time and constant memory, whatever the body."""
+def has_too_many_values(raw: bytes, max_values: int, max_containers: int) -> bool:
+    """Whether JSON has more values, or arrays and objects, than these: in linear time and constant memory."""
+    # Nearly always the plain counts settle it; a prompt may hold any number of commas and brackets, though.
+    plain_values, plain_containers = raw.count(b","), raw.count(b"[") + raw.count(b"{")
+    if plain_values <= max_values and plain_containers <= max_containers:
+        return False
     raw = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
     values = containers = strings = start = 0
     while True:
@@ -101,7 +72,7 @@ def _has_too_many_values(raw: bytes) -> bool:
         values += raw.count(b",", start, end)
         containers += raw.count(b"[", start, end) + raw.count(b"{", start, end)
         strings += 1
-        if values > MAX_VALUES or containers > MAX_CONTAINERS or strings > 2 * MAX_VALUES:
+        if values > max_values or containers > max_containers or strings > 2 * max_values:
             return True
         start = raw.find(b'"', quote + 1) + 1
         if quote < 0 or start == 0:

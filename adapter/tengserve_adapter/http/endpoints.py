@@ -116,11 +116,8 @@ class GenerationEndpoint:
             raise ShuttingDownError("The service is stopping and takes no new requests.")
         # The model comes before the body: who asks for a model that is not here need not send a right body.
         engine = self._engine(request)
-        settings = self._context.settings
-        raw = await read_body(
-            request.headers, receive, max_bytes=settings.max_body_bytes, timeout_s=settings.body_timeout_s
-        )
-        call = await parse_body(raw, lambda body: self._parse(request, body, engine.info))
+        # No name for the raw body: it is gone when it has been parsed.
+        call = await parse_body(await read_body(receive), lambda body: self._parse(request, body, engine.info))
         self._count(call.ignored)
         await while_connected(receive, answer(engine, call, send))
 
