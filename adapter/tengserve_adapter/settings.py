@@ -135,8 +135,8 @@ class ServerSettings:
         maximum=_MAX_SECONDS,
     )
     exit_on_error: bool = _setting(
-        "End with status 1 when a model fails to load. Switched off, the server stays up, not ready, and the model's"
-        " status tells the reason.",
+        "End with status 1 as soon as a model fails to load. Switched off, the server stays up, not ready, and the"
+        " model's status tells the reason.",
         default=True,
     )
     log_level: str = _setting(

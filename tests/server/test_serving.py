@@ -79,7 +79,7 @@ def test_a_request_head_without_end_is_refused(tiny_server: ServerProcess) -> No
     with socket.create_connection((host, int(port)), timeout=30) as client:
         client.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n")
         client.sendall(b"".join(b"X-%d: %s\r\n" % (number, b"a" * 1000) for number in range(80)))
-        assert client.recv(64).startswith(b"HTTP/1.1 400 ")
+        assert client.recv(64).startswith(b"HTTP/1.1 431 ")
     assert httpx.get(f"{tiny_server.url}/v2/health/live").status_code == 200
 
 
@@ -120,7 +120,9 @@ def test_several_models_in_one_repository(tmp_path: Path) -> None:
         native = httpx.post(f"{url}/infer", json={"inputs": "Once", "parameters": {"max_new_tokens": 8}}, timeout=60)
         assert native.json()["generated_text"] == texts["second"] != texts["first"]
         assert httpx.get(f"{url}/v1/models").json() == {"models": ["first", "second"]}
-        assert any("/v2/models/second/generate" in line for line in server.stdout)
+        server.wait_for(re.compile("/v2/models/second/generate_stream"), "stdout")
+        assert "Models: first, second" in server.stdout
+        assert "/infer and /infer_token mean second" in server.stdout
 
 
 def test_a_log_record_is_one_line_whatever_the_client_sends(tiny_repository: Path) -> None:
