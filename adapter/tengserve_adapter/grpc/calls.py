@@ -1,0 +1,145 @@
+"""What every RPC is wrapped in: bytes to a message, errors to a status, and a bound on how many run."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final, NoReturn
+
+import grpc
+
+from tengserve_adapter.grpc.schema import Message, parse
+from tengserve_adapter.grpc.status import status_of
+from tengserve_backend.errors import OverloadedError, ShuttingDownError
+
+INLINE_BYTES: Final = 256 * 1024
+"""A larger message is parsed in a worker thread: about a millisecond of work is what the event loop can spare."""
+RETRY_AFTER_S: Final = 1
+
+Unary = Callable[[bytes], Awaitable[Message]]
+
+
+class ClientGoneError(Exception):
+    """Nobody is there to take a message."""
+
+
+class Gate:
+    """At most so many at once; the next one is refused, not kept waiting."""
+
+    def __init__(self, limit: int, what: str) -> None:
+        """The gate is open.
+
+        Args:
+            limit: how many.
+            what: their name, for the refusal.
+        """
+        self._limit = limit
+        self._what = what
+        self._inside = 0
+
+    @contextmanager
+    def enter(self) -> Iterator[None]:
+        """Be inside.
+
+        Raises:
+            OverloadedError: it is full.
+        """
+        if self._inside >= self._limit:
+            raise OverloadedError(
+                f"the server has {self._limit} {self._what} open and takes no more", retry_after_s=RETRY_AFTER_S
+            )
+        self._inside += 1
+        try:
+            yield
+        finally:
+            self._inside -= 1
+
+
+class Subscriptions:
+    """Calls that last for as long as their clients like; they are bounded, and end when the server closes."""
+
+    def __init__(self, limit: int) -> None:
+        """None is open.
+
+        Args:
+            limit: how many may be.
+        """
+        self._gate = Gate(limit, "subscriptions")
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._closed = False
+
+    async def run(self, call: Awaitable[None], context: grpc.aio.ServicerContext) -> None:
+        """Run one in this task; errors become its status."""
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - for the type checker: this is a coroutine
+        try:
+            with self._gate.enter():
+                self._tasks.add(task)
+                try:
+                    await call
+                finally:
+                    self._tasks.discard(task)
+        except asyncio.CancelledError:
+            if not self._closed:
+                raise
+            await fail(context, ShuttingDownError("The service is stopping."))
+        except ClientGoneError:
+            return
+        except Exception as error:  # noqa: BLE001 - the edge: every error becomes a status, the unexpected is logged
+            await fail(context, error)
+
+    def close(self) -> None:
+        """End them all."""
+        self._closed = True
+        for task in self._tasks:
+            task.cancel()
+
+
+async def parsed(data: bytes, parse_bytes: Callable[[bytes], Any]) -> Any:
+    """What `parse_bytes` makes of a message, in a worker thread when it is big."""
+    if len(data) <= INLINE_BYTES:
+        return parse_bytes(data)
+    return await asyncio.to_thread(parse_bytes, data)
+
+
+async def write(context: grpc.aio.ServicerContext, message: Message) -> None:
+    """Write a message to a stream; returns when the transport has taken it.
+
+    Raises:
+        ClientGoneError: the call has ended on the client's side.
+    """
+    try:
+        await context.write(message.SerializeToString())
+    except grpc.aio.InternalError:
+        raise ClientGoneError from None
+
+
+async def fail(context: grpc.aio.ServicerContext, error: BaseException) -> NoReturn:
+    """End the call with the error's status; raises grpc's own exception, which ends the handler."""
+    code, message = status_of(error)
+    await context.abort(code, message)
+    raise AssertionError("abort has returned")
+
+
+def unary(call: Unary) -> grpc.RpcMethodHandler:
+    """The handler of an RPC with one request and one response."""
+
+    async def handle(data: bytes, context: grpc.aio.ServicerContext) -> bytes:
+        try:
+            response = await call(data)
+        except Exception as error:  # noqa: BLE001 - the edge: every error becomes a status, the unexpected is logged
+            await fail(context, error)
+        serialized: bytes = response.SerializeToString()
+        return serialized
+
+    return grpc.unary_unary_rpc_method_handler(handle)
+
+
+def of_message(kind: type[Message], call: Callable[[Message], Awaitable[Message]]) -> Unary:
+    """A unary call that takes its message parsed."""
+
+    async def parse_and_call(data: bytes) -> Message:
+        return await call(await parsed(data, lambda raw: parse(kind, raw)))
+
+    return parse_and_call

@@ -1,0 +1,46 @@
+"""What the gRPC server is told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """PEM files of the server.
+
+    Attributes:
+        certificate: its certificate, with the chain up to the issuer.
+        key: its private key, not encrypted.
+    """
+
+    certificate: Path
+    key: Path
+
+
+@dataclass(frozen=True, slots=True)
+class GrpcSettings:
+    """The operator's.
+
+    Attributes:
+        host: address to listen on, and no other; 0.0.0.0 and :: mean every address of the machine.
+        port: 0 takes any free one.
+        max_message_bytes: largest request; what is larger is refused with RESOURCE_EXHAUSTED.
+        tls: without it connections are not encrypted.
+        strict_decoupled: refuse ModelInfer for decoupled models, as Triton does.
+        server_name, server_version: in ServerMetadata.
+        max_unary, max_streams: ModelInfer calls and streams open at once.
+        max_stream_requests: requests of one stream that are not answered; the stream is not read meanwhile.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8081
+    max_message_bytes: int = 40 * 1024 * 1024
+    tls: TlsFiles | None = None
+    strict_decoupled: bool = False
+    server_name: str = "tengserve"
+    server_version: str = ""
+    max_unary: int = 4096
+    max_streams: int = 1024
+    max_stream_requests: int = 256

@@ -1,0 +1,485 @@
+"""Every RPC but the stream, health and reflection, as bytes on the wire say it; and the server's limits and ends."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import ipaddress
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from support.grpc_client import Grpc, Message, infer_request, ints, raw, running
+from tengserve_adapter.grpc.schema import HEALTH, INFERENCE, REFLECTIONS, message_class, schema
+from tengserve_adapter.grpc.settings import GrpcSettings, TlsFiles
+from tengserve_adapter.grpc.status import CODES, MODEL_CODES, status_of
+from tengserve_adapter.listener import ListenError
+from tengserve_backend import errors
+from tengserve_backend.errors import ConfigurationError, ModelExecutionError, TengserveError
+from tengserve_backend.inference import Datatype, SequenceFlags
+
+WAIT_S = 20.0
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Grpc]:
+    async with running() as server:
+        yield server
+
+
+async def refusal(call: object) -> tuple[grpc.StatusCode, str]:
+    with pytest.raises(grpc.aio.AioRpcError) as failed:
+        await call  # type: ignore[misc]  # an awaitable of grpc's own
+    return failed.value.code(), failed.value.details() or ""
+
+
+async def test_health_and_readiness(server: Grpc) -> None:
+    assert (await server.call("ServerLive")).live is True
+    assert (await server.call("ServerReady")).ready is True
+    assert (await server.call("Check", HEALTH)).status == 1
+    assert (await server.call("Check", HEALTH, service=INFERENCE)).status == 1
+    assert await refusal(server.call("Check", HEALTH, service="other")) == (
+        grpc.StatusCode.NOT_FOUND,
+        "unknown service",
+    )
+    ready = [(await server.call("ModelReady", name=name)).ready for name in ("echo", "slow", "loading", "nobody")]
+    assert ready == [True, False, False, False]
+    assert (await server.call("ModelReady", name="echo", version="2")).ready is False
+
+
+async def test_a_stopping_server_is_live_and_not_ready(server: Grpc) -> None:
+    server.draining = True
+    assert (await server.call("ServerLive")).live is True
+    assert (await server.call("ServerReady")).ready is False
+    assert (await server.call("ModelReady", name="echo")).ready is False
+    assert (await server.call("Check", HEALTH)).status == 2
+    code, message = await refusal(server.send("ModelInfer", ints("echo", "a", 1)))
+    assert (code, message) == (grpc.StatusCode.UNAVAILABLE, "The service is stopping and takes no new requests.")
+
+
+async def test_a_watch_tells_each_change_and_ends_with_the_server(server: Grpc) -> None:
+    watch, unknown = server.watch(INFERENCE), server.watch("other")
+    assert (await watch.read()).status == 1
+    assert (await unknown.read()).status == 3
+    server.draining = True
+    assert (await watch.read()).status == 2
+    await server.server.stop(30.0)
+    for each in (watch, unknown):
+        code, _ = await refusal(each.read())
+        assert code is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_metadata(server: Grpc) -> None:
+    metadata = await server.call("ServerMetadata")
+    assert (metadata.name, metadata.version) == ("tengserve", "1.2.3")
+    model = await server.call("ModelMetadata", name="simple")
+    assert (model.name, model.platform, list(model.versions)) == ("simple", "python", ["1"])
+    assert [(each.name, each.datatype, list(each.shape)) for each in model.inputs] == [
+        ("INPUT0", "INT32", [-1, 16]),
+        ("INPUT1", "INT32", [-1, 16]),
+    ]
+    assert [each.name for each in model.outputs] == ["OUTPUT0", "OUTPUT1"]
+    assert (await refusal(server.call("ModelMetadata", name="nobody")))[0] is grpc.StatusCode.NOT_FOUND
+    assert (await refusal(server.call("ModelMetadata", name="loading")))[0] is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_configuration_and_statistics(server: Grpc) -> None:
+    config = (await server.call("ModelConfig", name="simple")).config
+    assert (config.name, config.backend, config.max_batch_size) == ("simple", "python", 8)
+    assert [(each.name, each.data_type, list(each.dims)) for each in config.input] == [("INPUT0", 8, [16])]
+    assert config.version_policy.latest.num_versions == 1
+    assert config.dynamic_batching.priority_queue_policy[1].max_queue_size == 3
+    assert config.parameters["key"].string_value == "value"
+    (row,) = (await server.call("ModelStatistics", name="simple")).model_stats
+    assert (row.name, row.version, row.inference_count, row.execution_count) == ("simple", "1", 6, 3)
+    assert (row.inference_stats.success.count, row.inference_stats.success.ns) == (3, 4_000_000_000)
+    assert await refusal(server.call("ModelStatistics", name="nobody")) == (
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "requested model 'nobody' is not available",
+    )
+
+
+async def test_repository(server: Grpc) -> None:
+    rows = (await server.call("RepositoryIndex")).models
+    assert [(row.name, row.version, row.state, row.reason) for row in rows] == [
+        ("simple", "1", "READY", ""),
+        ("broken", "1", "UNAVAILABLE", "no weights"),
+        ("new", "", "", ""),
+    ]
+    assert len((await server.call("RepositoryIndex", ready=True)).models) == 1
+    parameters = {"config": {"string_param": '{"max_batch_size": 4}'}, "file:1/model.py": {"bytes_param": b"\x00x"}}
+    await server.call("RepositoryModelLoad", model_name="simple", parameters=parameters)
+    await server.call(
+        "RepositoryModelUnload", model_name="simple", parameters={"unload_dependents": {"bool_param": True}}
+    )
+    await server.call("RepositoryModelUnload", model_name="echo")
+    assert server.control.told == [
+        ("load", "simple", {"max_batch_size": 4}, {"1/model.py": b"\x00x"}),
+        ("unload", "simple", True),
+        ("unload", "echo", False),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("method", "fields", "code"),
+    [
+        ("RepositoryIndex", {"repository_name": "x"}, grpc.StatusCode.UNIMPLEMENTED),
+        ("RepositoryModelLoad", {"model_name": "missing"}, grpc.StatusCode.NOT_FOUND),
+        ("RepositoryModelLoad", {"parameters": {"config": {"int64_param": 1}}}, grpc.StatusCode.INVALID_ARGUMENT),
+        ("RepositoryModelLoad", {"parameters": {"other": {"bool_param": True}}}, grpc.StatusCode.INVALID_ARGUMENT),
+        ("RepositoryModelUnload", {"parameters": {"x": {"bool_param": True}}}, grpc.StatusCode.INVALID_ARGUMENT),
+        ("SystemSharedMemoryStatus", {"name": "x"}, grpc.StatusCode.NOT_FOUND),
+        ("SystemSharedMemoryRegister", {"name": "x", "byte_size": 8}, grpc.StatusCode.UNIMPLEMENTED),
+        ("CudaSharedMemoryRegister", {"name": "x", "byte_size": 8}, grpc.StatusCode.UNIMPLEMENTED),
+        ("LogSettings", {"settings": {"log_info": {}}}, grpc.StatusCode.INVALID_ARGUMENT),
+        ("LogSettings", {"settings": {"log_file": {"string_param": "x"}}}, grpc.StatusCode.INVALID_ARGUMENT),
+    ],
+)
+async def test_what_is_not_served_is_refused(
+    server: Grpc, method: str, fields: dict[str, object], code: grpc.StatusCode
+) -> None:
+    assert (await refusal(server.call(method, **fields)))[0] is code
+    assert server.control.told == []
+
+
+async def test_shared_memory_is_empty(server: Grpc) -> None:
+    for kind in ("System", "Cuda"):
+        assert len((await server.call(f"{kind}SharedMemoryStatus")).regions) == 0
+        await server.call(f"{kind}SharedMemoryUnregister")
+        await server.call(f"{kind}SharedMemoryUnregister", name="x")
+
+
+async def test_settings(server: Grpc) -> None:
+    log = (await server.call("LogSettings")).settings
+    assert log["log_info"].bool_param is True
+    assert log["log_verbose_level"].uint32_param == 0
+    changed = {"log_info": {"bool_param": False}, "log_verbose_level": {"uint32_param": 2}}
+    log = (await server.call("LogSettings", settings=changed)).settings
+    assert (log["log_info"].bool_param, log["log_verbose_level"].uint32_param) == (False, 2)
+    assert log["log_format"].string_param == "default"
+    trace = (await server.call("TraceSetting", settings={"trace_rate": {"value": ["5"]}, "trace_level": {}})).settings
+    assert {name: list(setting.value) for name, setting in trace.items()} == {
+        "trace_rate": ["5"],
+        "trace_level": ["default"],
+    }
+
+
+@pytest.mark.parametrize("datatype", list(Datatype))
+async def test_raw_tensors_of_every_datatype(server: Grpc, datatype: Datatype) -> None:
+    size = datatype.itemsize
+    data = b"\x02\0\0\0hi\0\0\0\0" if size is None else bytes([0, 1] if datatype is Datatype.BOOL else range(2 * size))
+    response = await server.send("ModelInfer", raw(infer_request("echo", "a"), "X", datatype.value, [2, 1], data))
+    assert (response.id, response.model_name, response.model_version) == ("a", "echo", "1")
+    assert [(each.name, each.datatype, list(each.shape)) for each in response.outputs] == [
+        ("X", datatype.value, [2, 1])
+    ]
+    assert list(response.raw_output_contents) == [data]
+
+
+@pytest.mark.parametrize(
+    ("datatype", "contents", "elements"),
+    [
+        ("BOOL", {"bool_contents": [True, False]}, [True, False]),
+        ("INT8", {"int_contents": [-128, 127]}, [-128, 127]),
+        ("INT16", {"int_contents": [-32768, 32767]}, [-32768, 32767]),
+        ("INT32", {"int_contents": [-(2**31), 2**31 - 1]}, [-(2**31), 2**31 - 1]),
+        ("INT64", {"int64_contents": [-(2**63), 2**63 - 1]}, [-(2**63), 2**63 - 1]),
+        ("UINT8", {"uint_contents": [0, 255]}, [0, 255]),
+        ("UINT16", {"uint_contents": [0, 65535]}, [0, 65535]),
+        ("UINT32", {"uint_contents": [0, 2**32 - 1]}, [0, 2**32 - 1]),
+        ("UINT64", {"uint64_contents": [0, 2**64 - 1]}, [0, 2**64 - 1]),
+        ("FP32", {"fp32_contents": [0.5, -1.25]}, [0.5, -1.25]),
+        ("FP64", {"fp64_contents": [0.1, -1e300]}, [0.1, -1e300]),
+    ],
+)
+async def test_typed_tensors_are_taken_and_answered_raw(
+    server: Grpc, datatype: str, contents: dict[str, object], elements: list[object]
+) -> None:
+    tensor = {"name": "X", "datatype": datatype, "shape": [2], "contents": contents}
+    response = await server.send("ModelInfer", infer_request("echo", inputs=[tensor]))
+    (content,) = response.raw_output_contents
+    assert np.frombuffer(content, Datatype[datatype].dtype).tolist() == elements
+    assert not response.outputs[0].HasField("contents")
+
+
+async def test_typed_texts_are_taken(server: Grpc) -> None:
+    tensor = {"name": "X", "datatype": "BYTES", "shape": [2], "contents": {"bytes_contents": [b"a\xff", b""]}}
+    response = await server.send("ModelInfer", infer_request("echo", inputs=[tensor]))
+    assert list(response.raw_output_contents) == [b"\x02\0\0\0a\xff\0\0\0\0"]
+
+
+def typed(datatype: str, shape: list[int], **contents: list[object]) -> dict[str, object]:
+    return {"name": "X", "datatype": datatype, "shape": shape, "contents": contents}
+
+
+@pytest.mark.parametrize(
+    ("fields", "complaint"),
+    [
+        ({"inputs": [typed("FP16", [1])]}, "input 'X' of FP16 must come in raw_input_contents"),
+        ({"inputs": [typed("INT8", [1], int_contents=[128])]}, "must be INT8, so in [-128, 127]"),
+        ({"inputs": [typed("INT32", [2], int_contents=[1])]}, "must have 2 elements in int_contents"),
+        ({"inputs": [typed("INT32", [1], int64_contents=[1])]}, "must come in int_contents, got 1 elements in int64"),
+        ({"inputs": [typed("INT32", [-1], int_contents=[1])]}, "none negative"),
+        ({"inputs": [typed("TEXT", [1])]}, "datatype of input 'X' must be one of BOOL"),
+        ({"inputs": [typed("INT32", [0]), typed("INT32", [0])]}, "input 'X' already exists in request"),
+        (
+            {"inputs": [typed("INT32", [1], int_contents=[1])], "raw_input_contents": [b"\0\0\0\0"]},
+            "contents field must not be specified when using raw_input_contents for 'X' for model 'echo'",
+        ),
+        (
+            {"inputs": [{"name": "X", "datatype": "INT32", "shape": [1]}], "raw_input_contents": [b"\0" * 4] * 2},
+            "raw_input_contents must have one entry for each of the 1 inputs, got 2",
+        ),
+        (
+            {"inputs": [{"name": "X", "datatype": "INT32", "shape": [1]}], "raw_input_contents": [b"\0" * 3]},
+            "input 'X' must have 4 bytes for shape [1] of INT32, got 3",
+        ),
+        ({"outputs": [{"name": "Y"}, {"name": "Y"}]}, "output 'Y' already exists in request"),
+        ({"outputs": [{"name": "Y", "parameters": {"classification": {"bool_param": True}}}]}, "unsigned integer"),
+        ({"parameters": {"x": {}}}, "parameter 'x' must have one of bool_param"),
+        ({"parameters": {"x": {"double_param": float("nan")}}}, "parameter 'x' must be a finite number"),
+        ({"parameters": {"triton_x": {"bool_param": True}}}, "keys starting with 'triton_' are reserved"),
+        ({"parameters": {"priority": {"string_param": "high"}}}, "parameter 'priority' must be an unsigned integer"),
+    ],
+)
+async def test_what_breaks_the_protocol_is_refused(server: Grpc, fields: dict[str, object], complaint: str) -> None:
+    code, message = await refusal(server.send("ModelInfer", infer_request("echo", **fields)))
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert complaint in message
+    assert not server.models.models["echo"].requests
+
+
+async def test_shared_memory_tensors_are_refused(server: Grpc) -> None:
+    region = {"shared_memory_region": {"string_param": "r"}}
+    tensor = {"name": "X", "datatype": "INT32", "shape": [1], "parameters": region}
+    for fields in ({"inputs": [tensor]}, {"outputs": [{"name": "Y", "parameters": region}]}):
+        code, _ = await refusal(server.send("ModelInfer", infer_request("echo", **fields)))
+        assert code is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_an_unknown_output_is_refused(server: Grpc) -> None:
+    code, message = await refusal(server.send("ModelInfer", infer_request("simple", outputs=[{"name": "Y"}])))
+    assert (code, message) == (
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "unexpected inference output 'Y' for model 'simple'",
+    )
+
+
+async def test_parameters_of_every_kind_reach_the_model_and_come_back(server: Grpc) -> None:
+    parameters = {
+        "flag": {"bool_param": True},
+        "small": {"int64_param": -(2**63)},
+        "large": {"uint64_param": 2**64 - 1},
+        "text": {"string_param": "zwölf"},
+        "fraction": {"double_param": 0.7},
+    }
+    meaning = {
+        "priority": {"uint64_param": 2},
+        "timeout": {"int64_param": 5_000_000},
+        "sequence_id": {"int64_param": 7},
+        "sequence_start": {"bool_param": True},
+        "sequence_end": {"bool_param": False},
+    }
+    response = await server.send("ModelInfer", infer_request("echo", "r", parameters={**parameters, **meaning}))
+    kinds = {name: value.WhichOneof("parameter_choice") for name, value in response.parameters.items()}
+    assert kinds == {name: next(iter(value)) for name, value in parameters.items()}
+    (request,) = server.models.models["echo"].requests
+    assert request.parameters == {name: next(iter(value.values())) for name, value in parameters.items()}
+    assert (request.priority, request.timeout_us) == (2, 5_000_000)
+    assert request.sequence == SequenceFlags(7, start=True, end=False)
+
+
+async def test_requested_outputs_and_classes(server: Grpc) -> None:
+    request = infer_request("simple", outputs=[{"name": "OUTPUT1"}])
+    for name in ("INPUT0", "INPUT1"):
+        raw(request, name, "INT32", [1, 2], np.array([3, 5], "<i4").tobytes())
+    response = await server.send("ModelInfer", request)
+    assert [each.name for each in response.outputs] == ["OUTPUT1"]
+    assert list(response.raw_output_contents) == [bytes(8)]
+    del request.outputs[:]
+    request.outputs.add(name="OUTPUT0").parameters["classification"].int64_param = 1
+    response = await server.send("ModelInfer", request)
+    assert (response.outputs[0].datatype, list(response.outputs[0].shape)) == ("BYTES", [1, 1])
+    assert response.raw_output_contents[0][4:] == b"10:1:one"
+
+
+async def test_a_decoupled_model_answers_in_one_response_unless_the_server_is_strict(server: Grpc) -> None:
+    response = await server.send("ModelInfer", ints("repeat", "a", 4, 5, 6))
+    assert np.frombuffer(response.raw_output_contents[0], "<i4").tolist() == [4, 5, 6]
+    async with running(GrpcSettings(port=0, strict_decoupled=True)) as strict:
+        code, message = await refusal(strict.send("ModelInfer", ints("repeat", "a", 4)))
+    assert (code, message) == (
+        grpc.StatusCode.UNIMPLEMENTED,
+        "ModelInfer RPC doesn't support models with decoupled transaction policy",
+    )
+
+
+async def test_big_tensors_pass_and_bigger_messages_are_refused(server: Grpc) -> None:
+    data = np.arange(3 * 1024 * 1024, dtype="<i4").tobytes()
+    response = await server.send("ModelInfer", raw(infer_request("echo"), "X", "INT32", [len(data) // 4], data))
+    assert response.raw_output_contents[0] == data
+    async with running(GrpcSettings(port=0, max_message_bytes=1024)) as small:
+        request = raw(infer_request("echo"), "X", "UINT8", [2048], bytes(2048))
+        assert (await refusal(small.send("ModelInfer", request)))[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+async def test_a_message_of_countless_parts_is_refused_before_it_takes_memory(server: Grpc) -> None:
+    code, message = await refusal(server.send("ModelInfer", b"\x2a\x00" * 1_000_000))
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert "at most 16384 fields" in message
+
+
+@pytest.mark.parametrize("data", [b"\xff\xff", b"\x2a\x05a", b"\x0b" * 40_000, b"\x3a\xff\xff\xff\xff\x0f" + bytes(99)])
+@pytest.mark.parametrize("method", ["ModelInfer", "ModelConfig"])
+async def test_what_is_no_message_is_refused(server: Grpc, method: str, data: bytes) -> None:
+    assert (await refusal(server.send(method, data)))[0] is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_an_unknown_method_is_unimplemented(server: Grpc) -> None:
+    call = server.channel.unary_unary(f"/{INFERENCE}/Nothing")
+    assert (await refusal(call(b"")))[0] is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_a_cancelled_call_cancels_its_request(server: Grpc) -> None:
+    gated = server.models.models["gated"]
+    call = server.unary("ModelInfer")(ints("gated", "a", 1))
+    assert await asyncio.wait_for(gated.began.get(), WAIT_S) == "a"
+    call.cancel()
+    assert await asyncio.wait_for(gated.cancelled.get(), WAIT_S) == "a"
+
+
+async def test_a_deadline_cancels_its_request(server: Grpc) -> None:
+    call = server.unary("ModelInfer")(ints("gated", "a", 1), timeout=0.5)
+    assert (await refusal(call))[0] is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert await asyncio.wait_for(server.models.models["gated"].cancelled.get(), WAIT_S) == "a"
+
+
+async def test_more_calls_than_allowed_are_refused_while_health_still_answers() -> None:
+    async with running(GrpcSettings(port=0, max_unary=1)) as server:
+        gated = server.models.models["gated"]
+        first = server.unary("ModelInfer")(ints("gated", "a", 1))
+        await gated.began.get()
+        code, message = await refusal(server.send("ModelInfer", ints("echo", "b", 1)))
+        assert (code, message) == (
+            grpc.StatusCode.UNAVAILABLE,
+            "the server has 1 ModelInfer calls open and takes no more",
+        )
+        assert (await server.call("ServerReady")).ready is True
+        gated.gate("a").set()
+        assert (await first).id == "a"
+        assert (await server.send("ModelInfer", ints("echo", "c", 1))).id == "c"
+
+
+async def test_stopping_lets_a_running_call_end(server: Grpc) -> None:
+    gated = server.models.models["gated"]
+    call = server.unary("ModelInfer")(ints("gated", "a", 1))
+    await gated.began.get()
+    stopping = asyncio.create_task(server.server.stop(30.0))
+    gated.gate("a").set()
+    assert (await call).id == "a"
+    await stopping
+
+
+def test_every_error_has_its_code() -> None:
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, TengserveError)]
+    assert all(any(parent in CODES for parent in kind.__mro__) for kind in kinds if kind is not TengserveError)
+    assert {code.name for code in MODEL_CODES} == {code.name for code in errors.ErrorCode}
+    told = {code: status_of(ModelExecutionError("x", code=code))[0] for code in errors.ErrorCode}
+    assert told == MODEL_CODES
+    assert status_of(errors.OverloadedError("full", retry_after_s=1)) == (grpc.StatusCode.UNAVAILABLE, "full")
+    assert status_of(errors.PromptTooLongError("long"))[0] is grpc.StatusCode.INVALID_ARGUMENT
+    assert status_of(errors.EngineFailedError("dead"))[0] is grpc.StatusCode.INTERNAL
+    assert len(status_of(errors.InvalidRequestError("ü" * 5000))[1].encode()) <= 4000
+
+
+@pytest.mark.parametrize("name", REFLECTIONS)
+async def test_reflection_describes_the_services(server: Grpc, name: str) -> None:
+    method = schema().service(name).methods_by_name["ServerReflectionInfo"]
+    request, response = message_class(method.input_type), message_class(method.output_type)
+    stream = server.channel.stream_stream(
+        f"/{name}/ServerReflectionInfo", request.SerializeToString, response.FromString
+    )()
+
+    async def ask(**fields: object) -> Message:
+        await stream.write(request(**fields))
+        return await stream.read()
+
+    services = [service.name for service in (await ask(list_services="")).list_services_response.service]
+    assert services == [INFERENCE, HEALTH, *REFLECTIONS]
+    files = (await ask(file_containing_symbol=INFERENCE)).file_descriptor_response.file_descriptor_proto
+    assert len(files) == 2  # The service's, and that of ModelConfig, which it imports.
+    assert b"GRPCInferenceService" in files[0]
+    assert (await ask(file_by_filename="model_config.proto")).file_descriptor_response.file_descriptor_proto[0]
+    assert (await ask(file_containing_symbol="nothing")).error_response.error_code == 5
+    assert (await ask(all_extension_numbers_of_type="x")).error_response.error_code == 12
+    await stream.done_writing()
+    assert await stream.read() is grpc.aio.EOF
+
+
+async def test_two_servers_do_not_share_a_port(server: Grpc) -> None:
+    port = int(server.address.rpartition(":")[2])
+    with pytest.raises(ListenError, match=f"cannot listen for gRPC on 127.0.0.1 port {port}"):
+        async with running(GrpcSettings(port=port)):
+            pass
+
+
+async def test_the_server_listens_on_its_own_address_only(server: Grpc) -> None:
+    port = int(server.address.rpartition(":")[2])
+    with socket.socket() as other, pytest.raises(ConnectionRefusedError):
+        other.connect(("127.0.0.2", port))
+
+
+@pytest.fixture(scope="module")
+def tls_files(tmp_path_factory: pytest.TempPathFactory) -> TlsFiles:
+    """A certificate of 127.0.0.1 by itself, and its key."""
+    folder = tmp_path_factory.mktemp("tls")
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "test")])
+    now = datetime.datetime.now(datetime.UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    files = TlsFiles(folder / "certificate.pem", folder / "key.pem")
+    files.certificate.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    files.key.write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+    return files
+
+
+async def test_tls(tls_files: TlsFiles) -> None:
+    async with running(GrpcSettings(port=0, tls=tls_files)) as server:
+        credentials = grpc.ssl_channel_credentials(tls_files.certificate.read_bytes())
+        async with grpc.aio.secure_channel(server.address, credentials) as channel:
+            plain, server.channel = server.channel, channel
+            assert (await server.call("ServerLive")).live is True
+            server.channel = plain
+        assert (await refusal(server.call("ServerLive")))[0] is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_wrong_tls_files_are_told(tls_files: TlsFiles, tmp_path: Path) -> None:
+    (tmp_path / "empty.pem").write_bytes(b"")
+    for certificate, key, reason in (
+        (tls_files.certificate, tmp_path / "missing.pem", "No such file"),
+        (tls_files.certificate, tmp_path / "empty.pem", ""),
+        (tls_files.key, tls_files.key, ""),
+    ):
+        with pytest.raises(ConfigurationError, match=f"TLS certificate and key of gRPC cannot be used.*{reason}"):
+            async with running(GrpcSettings(port=0, tls=TlsFiles(certificate, key))):
+                pass
