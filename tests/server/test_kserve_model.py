@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,7 @@ async def test_predict_names_the_route_that_works(manager: ModelManager) -> None
 async def test_kserve_sees_the_models_of_the_manager(manager: ModelManager) -> None:
     repository = TengserveModelRepository(manager)
     assert list(repository.get_models()) == ["story"]
+    assert repository.get_model("story") is repository.get_model("story")
     assert repository.default_name() == "story"
     assert await repository.is_model_ready("story") is False
     manager.load_all()
@@ -72,3 +74,15 @@ async def test_kserve_sees_the_models_of_the_manager(manager: ModelManager) -> N
     with pytest.raises(NotImplementedError):
         repository.unload("story")
     assert list(repository.get_models()) == ["story"]
+
+
+async def test_kserve_sees_models_that_are_loaded_later_and_none_that_is_gone(manager: ModelManager) -> None:
+    repository = TengserveModelRepository(manager)
+    manager.load_all()
+    manager.load(ModelSource("novel", "1", Path(), ModelSettings()))
+    assert sorted(repository.get_models()) == ["novel", "story"]
+    assert await repository.is_model_ready("novel") is True
+    await asyncio.to_thread(manager.unload, "story")
+    assert await repository.is_model_ready("story") is False
+    manager.forget("story")
+    assert list(repository.get_models()) == ["novel"]

@@ -9,8 +9,14 @@ from dataclasses import dataclass
 
 from support.engine_status import engine_status
 from tengserve_backend.engine.base import EngineStatus, ModelInfo
-from tengserve_backend.errors import ModelNotFoundError, ModelNotReadyError, RequestAbortedError
+from tengserve_backend.errors import (
+    InvalidRequestError,
+    ModelNotFoundError,
+    ModelNotReadyError,
+    RequestAbortedError,
+)
 from tengserve_backend.generation import Finish, FinishReason, GenerationRequest, ModelLimits, TokenEvent
+from tengserve_backend.inference import TensorModel
 
 Step = TokenEvent | BaseException | asyncio.Event
 """What one read of a generation does: answer, raise, or wait and go on to the next step."""
@@ -184,6 +190,9 @@ class FakeModels:
         if isinstance(model, FakeStatus):
             raise ModelNotReadyError(f"Model {name} is {model.state.value.lower()}.")
         return model
+
+    def tensor_model(self, name: str, version: str | None = None) -> TensorModel:
+        raise InvalidRequestError(f"Model {self.engine(name, version).info.name} takes no tensors.")
 
     def statuses(self) -> tuple[FakeStatus, ...]:
         return tuple(

@@ -7,7 +7,7 @@ import logging
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 from prometheus_client import Counter
 from starlette.requests import Request
@@ -24,8 +24,10 @@ from tengserve_adapter.protocols.call import Call
 from tengserve_backend.engine.base import Engine, ModelInfo
 from tengserve_backend.errors import ModelNotFoundError, ShuttingDownError, shown
 from tengserve_backend.generation.body import Ignored
+from tengserve_backend.inference import TensorModel
 
 _LOG = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
 _MAX_NAMES: Final = 3
 _MAX_NAME_CHARS: Final = 256
@@ -51,9 +53,21 @@ class Context:
 
         Raises:
             ModelNotFoundError, ModelNotReadyError: it cannot serve.
+            InvalidRequestError: it takes tensors and generates no text.
         """
+        return self._found(self.models.engine, name, version)
+
+    def tensor_model(self, name: str, version: str | None = None) -> TensorModel:
+        """The model of tensors named in a URL.
+
+        Raises:
+            ModelNotFoundError, ModelNotReadyError: it cannot serve.
+        """
+        return self._found(self.models.tensor_model, name, version)
+
+    def _found(self, find: Callable[[str, str | None], _T], name: str, version: str | None) -> _T:
         try:
-            return self.models.engine(name, version)
+            return find(name, version)
         except ModelNotFoundError:
             suffix = "" if version is None else f" version {shown(version)}"
             hint = self._served_instead(name) if version is None else ""

@@ -19,6 +19,7 @@ from tengserve_adapter.http.errors import response_for
 from tengserve_adapter.protocols.health import model_metadata, server_metadata
 from tengserve_backend.errors import (
     EngineFailedError,
+    InvalidRequestError,
     ModelNotFoundError,
     ModelNotReadyError,
     ShuttingDownError,
@@ -107,8 +108,8 @@ class Health:
     def _check_engine(self, name: str, version: str | None) -> None:
         try:
             status = self._context.models.engine(name, version).status()
-        except (ModelNotFoundError, ModelNotReadyError):
-            # It was unloaded since its status was taken, which is no failure of an engine.
+        except (ModelNotFoundError, ModelNotReadyError, InvalidRequestError):
+            # It was unloaded since its status was taken, or takes tensors: neither is a failure of an engine.
             return
         if not status.alive:
             raise EngineFailedError(f"Model {name}: {status.failure or 'the engine has failed.'}")

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from tengserve_backend.engine.base import Engine
+from tengserve_backend.inference import TensorModel
 
 
 class Status(Protocol):
@@ -29,7 +30,7 @@ class Status(Protocol):
 
     @property
     def reason(self) -> str:
-        """Why it is unavailable, in one sentence that a client may see."""
+        """Why it is unavailable: "unloaded", or one sentence that a client may see."""
         ...
 
 
@@ -38,6 +39,16 @@ class Models(Protocol):
 
     def engine(self, name: str, version: str | None = None) -> Engine:
         """The engine of a ready model.
+
+        Raises:
+            ModelNotFoundError: no such model or version.
+            ModelNotReadyError: it is there, and not ready.
+            InvalidRequestError: it takes tensors and generates no text.
+        """
+        ...
+
+    def tensor_model(self, name: str, version: str | None = None) -> TensorModel:
+        """A ready model that takes tensors, an LLM among them: that one behind its tensor names.
 
         Raises:
             ModelNotFoundError: no such model or version.

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from tengserve_adapter.kserve.model import TengserveModel
 from tengserve_adapter.kserve.sdk import ModelRepository, ModelRepositoryExtension
 from tengserve_backend.engine.base import Engine
-from tengserve_backend.errors import ModelNotFoundError, shown
+from tengserve_backend.inference import TensorModel
 from tengserve_backend.repository.manager import ModelManager, ModelStatus
 
 
 class TengserveModelRepository(ModelRepository):  # type: ignore[misc]  # kserve ships no type information
-    """The models of a ModelManager as KServe models.
+    """The models of a ModelManager as KServe models: those of now, whenever they were loaded.
 
     It is also what our HTTP routes look models up in (`tengserve_adapter.http.models.Models`), so that KServe's routes
     and ours always speak of the same models.
@@ -21,20 +21,30 @@ class TengserveModelRepository(ModelRepository):  # type: ignore[misc]  # kserve
     def __init__(self, models: ModelManager) -> None:
         super().__init__()
         self._manager = models
-        for name in dict.fromkeys(status.name for status in models.statuses()):
-            self.update(TengserveModel(name, models))
+
+    def get_model(self, name: str) -> Any:
+        """The KServe model of this name, None when there is none."""
+        return self.get_models().get(name)
+
+    def get_models(self) -> dict[str, Any]:
+        """Every KServe model by name: the manager's, and those that were registered beside them."""
+        names = list(dict.fromkeys(status.name for status in self._manager.statuses()))
+        for name in names:
+            if name not in self.models:
+                self.update(TengserveModel(name, self._manager))
+        gone = [name for name, model in self.models.items() if isinstance(model, TengserveModel) and name not in names]
+        for name in gone:
+            del self.models[name]
+        models: dict[str, Any] = self.models
+        return models
 
     def engine(self, name: str, version: str | None = None) -> Engine:
-        """The engine of a model, as `TengserveModel.engine_of` says.
+        """See ModelManager."""
+        return self._manager.engine(name, version)
 
-        Raises:
-            ModelNotFoundError: no such model or version.
-            ModelNotReadyError: it loads, or has failed to load.
-        """
-        model: TengserveModel | None = self.get_model(name)
-        if model is None:
-            raise ModelNotFoundError(f'There is no model "{shown(name)}".', field="model")
-        return model.engine_of(version)
+    def tensor_model(self, name: str, version: str | None = None) -> TensorModel:
+        """See ModelManager."""
+        return self._manager.tensor_model(name, version)
 
     def statuses(self) -> tuple[ModelStatus, ...]:
         """Every version of every model."""

@@ -1,12 +1,13 @@
-"""An engine as its users get it: a request that meets a reload or an unload goes where its model is served now."""
+"""A model as its users get it: a request that meets a reload or an unload goes where its model is served now."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 
 from tengserve_backend.engine.base import Engine, EngineStatus, Generation, ModelInfo
 from tengserve_backend.errors import ShuttingDownError
 from tengserve_backend.generation import GenerationRequest
+from tengserve_backend.inference import InferRequest, InferResponse, ModelStatistics, TensorModel, TensorSpec
 
 
 class ServedEngine:
@@ -66,3 +67,93 @@ class ServedEngine:
     def stop(self) -> None:
         """See Engine."""
         self._engine.stop()
+
+
+class ServedTensorModel:
+    """See inference.model.TensorModel; made for one lookup, like ServedEngine.
+
+    Args:
+        model: what was found.
+        find: looks the model up once more.
+    """
+
+    def __init__(self, model: TensorModel, find: Callable[[], TensorModel]) -> None:
+        self._model = model
+        self._find = find
+
+    @property
+    def name(self) -> str:
+        """See TensorModel."""
+        return self._model.name
+
+    @property
+    def version(self) -> str:
+        """See TensorModel."""
+        return self._model.version
+
+    @property
+    def platform(self) -> str:
+        """See TensorModel."""
+        return self._model.platform
+
+    @property
+    def max_batch_size(self) -> int:
+        """See TensorModel."""
+        return self._model.max_batch_size
+
+    @property
+    def decoupled(self) -> bool:
+        """See TensorModel."""
+        return self._model.decoupled
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        """See TensorModel."""
+        return self._model.inputs
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        """See TensorModel."""
+        return self._model.outputs
+
+    async def is_ready(self) -> bool:
+        """See TensorModel."""
+        return await self._model.is_ready()
+
+    def statistics(self) -> ModelStatistics:
+        """See TensorModel."""
+        return self._model.statistics()
+
+    async def infer(self, request: InferRequest) -> AsyncIterator[InferResponse]:
+        """See TensorModel.
+
+        Raises:
+            ModelNotReadyError: the model is being unloaded.
+        """
+        while True:
+            began = False
+            responses = self._model.infer(request)
+            try:
+                async for response in responses:
+                    began = True
+                    yield response
+            except ShuttingDownError:
+                successor = self._find()
+                if began or successor is self._model:
+                    raise
+                self._model = successor
+            else:
+                return
+            finally:
+                # Whoever closes this iterator means the model's own.
+                close = getattr(responses, "aclose", None)
+                if close is not None:
+                    await close()
+
+    async def drain(self, timeout_s: float) -> bool:
+        """See Servable."""
+        return await self._model.drain(timeout_s)
+
+    def stop(self) -> None:
+        """See Servable."""
+        self._model.stop()

@@ -240,7 +240,7 @@ async def test_an_engine_that_was_replaced_or_unloaded_has_not_died(start):
     await asyncio.to_thread(manager.load, source("a"))
     assert engine.status().alive
     await asyncio.to_thread(manager.unload, "a")
-    with pytest.raises(ModelNotReadyError, match="was unloaded"):
+    with pytest.raises(ModelNotReadyError, match="is unavailable: unloaded"):
         engine.status()
 
 
@@ -287,9 +287,9 @@ async def test_unloading_completes_what_runs_and_refuses_what_comes(start, loade
     held.open()
     assert await running == "AAA"
     await asyncio.wrap_future(unloading)
-    with pytest.raises(ModelNotReadyError, match='Model "a" is unavailable: The model was unloaded'):
+    with pytest.raises(ModelNotReadyError, match='Model "a" is unavailable: unloaded'):
         await engine.submit(GenerationRequest("r", "p"))
-    assert state(manager, "a") == (ModelState.UNAVAILABLE, "The model was unloaded.")
+    assert state(manager, "a") == (ModelState.UNAVAILABLE, "unloaded")
     assert not loader.made[0].status().alive
     assert await says(manager, "b") == "BBB"
     await asyncio.to_thread(manager.unload, "a")

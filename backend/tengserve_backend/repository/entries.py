@@ -1,0 +1,117 @@
+"""What the manager keeps of each model version, and what it tells of it."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, replace
+from typing import TypeGuard
+
+from tengserve_backend.engine.base import Engine
+from tengserve_backend.inference.model import TensorModel
+from tengserve_backend.repository.source import ModelSource
+
+UNLOADED = "unloaded"
+"""The reason of a version that somebody asked to unload; Triton's word, which its clients compare."""
+
+
+class ModelState(enum.Enum):
+    """Where a model is in its life; values as Triton's repository index prints them."""
+
+    LOADING = "LOADING"
+    READY = "READY"
+    UNLOADING = "UNLOADING"
+    UNAVAILABLE = "UNAVAILABLE"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelStatus:
+    """One version of one model, now.
+
+    Attributes:
+        name, version: as in the model repository.
+        state: READY only while its engine is alive.
+        reason: "" unless UNAVAILABLE; UNLOADED, or one sentence that is safe to show to a client.
+    """
+
+    name: str
+    version: str
+    state: ModelState
+    reason: str
+
+    @property
+    def unloaded(self) -> bool:
+        """Whether it is not served because somebody asked for that."""
+        return self.state is ModelState.UNAVAILABLE and self.reason == UNLOADED
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Serving:
+    """A loaded model and what it was loaded from."""
+
+    source: ModelSource
+    model: Engine | TensorModel
+
+
+@dataclass(slots=True, eq=False)
+class Load:
+    """A load that was asked for, for others who want the same to wait for."""
+
+    source: ModelSource
+    done: bool = False
+    failure: str = ""
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """One version; written under the manager's lock only.
+
+    Attributes:
+        source: what was loaded last, or is to be loaded first.
+        serving: what answers.
+        failure: why nothing answers, once that is known.
+        load: the load that was asked for last and has not ended.
+        changing: somebody loads or unloads it, and others wait.
+        unloading: the model it had drains.
+    """
+
+    source: ModelSource
+    serving: Serving | None = None
+    failure: str = ""
+    load: Load | None = None
+    changing: bool = False
+    unloading: bool = False
+
+    def copy(self) -> Entry:
+        """For whoever reads it outside the lock."""
+        return replace(self)
+
+    def status(self) -> ModelStatus:
+        """Asks the engine, so not under the lock."""
+        state, reason = ModelState.LOADING, ""
+        if self.unloading:
+            state = ModelState.UNLOADING
+        elif self.serving is not None:
+            state, reason = _state_of(self.serving.model)
+        elif self.failure and self.load is None:
+            state, reason = ModelState.UNAVAILABLE, self.failure
+        return ModelStatus(self.source.name, self.source.version, state, reason)
+
+
+def is_engine(model: Engine | TensorModel) -> TypeGuard[Engine]:
+    """Whether a loaded model generates; any other takes tensors."""
+    return hasattr(model, "submit")
+
+
+def takes_tensors(model: Engine | TensorModel) -> TypeGuard[TensorModel]:
+    """The opposite of `is_engine`."""
+    return not is_engine(model)
+
+
+def _state_of(model: Engine | TensorModel) -> tuple[ModelState, str]:
+    if not is_engine(model):
+        # Its own `is_ready` may run a user's code: only who asks whether this one model is ready waits for that.
+        return ModelState.READY, ""
+    engine = model.status()
+    if engine.alive:
+        return ModelState.READY, ""
+    return ModelState.UNAVAILABLE, engine.failure or "The engine has stopped."
