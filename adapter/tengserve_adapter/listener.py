@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import logging
+import resource
 import socket
 from typing import Any
 
 from tengserve_backend.errors import ServerError
 
+_log = logging.getLogger(__name__)
+
 BACKLOG = 1024
+_OTHER_FILES = 512
+"""Open files that are no client connections: the models', the event loop's, those of libraries."""
 
 
 class ListenError(ServerError):
@@ -51,6 +57,20 @@ def _listen(family: int, kind: int, protocol: int, address: Any) -> socket.socke
         listener.close()
         raise
     return listener
+
+
+def make_room_for(connections: int) -> None:
+    """Raise the process's limit of open files, as far as the system lets it: a connection is one."""
+    wanted = connections + _OTHER_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return
+    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    if allowed < wanted:
+        _log.warning(
+            "the system allows %d open files (ulimit -n), %d connections may need %d", hard, connections, wanted
+        )
 
 
 def url_of(listener: socket.socket) -> str:

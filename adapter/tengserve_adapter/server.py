@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import socket
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
 from fastapi import FastAPI
@@ -21,7 +22,7 @@ from tengserve_adapter.http.errors import response_for
 from tengserve_adapter.kserve.repository import TengserveModelRepository, TengserveRepositoryExtension
 from tengserve_adapter.kserve.sdk import KSERVE_METRICS, ModelServer, RESTServer, app
 from tengserve_adapter.lifecycle import CLOSE_TIMEOUT_S, Lifecycle
-from tengserve_adapter.listener import url_of
+from tengserve_adapter.listener import make_room_for, url_of
 from tengserve_adapter.observability.metrics import EngineCollector, RequestMetrics, quiet_metrics
 from tengserve_adapter.progress import ProgressPrinter, ready_text, sample_commands, say
 from tengserve_adapter.settings import ServerSettings
@@ -98,9 +99,12 @@ class TengserveServer(ModelServer):  # type: ignore[misc]  # kserve ships no typ
             self.register_model(model)
         # KServe's histograms are for models of its own kind.
         quiet_metrics([] if models else KSERVE_METRICS)
+        make_room_for(self._settings.max_connections)
+        http = functools.partial(BoundedHttpProtocol, max_connections=self._settings.max_connections)
         config = uvicorn.Config(
             self._application(),
-            http=BoundedHttpProtocol,
+            # uvicorn calls it with keyword arguments, as it would call the class.
+            http=cast("type[asyncio.Protocol]", http),
             ws="none",
             lifespan="off",
             log_config=None,

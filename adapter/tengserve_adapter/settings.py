@@ -55,6 +55,7 @@ def _setting(
 
 
 _MAX_BYTES = 1 << 30
+_MAX_HELD_BYTES = 1 << 40
 _MAX_SECONDS = 24 * 60 * 60
 _HTTP_DEFAULTS = HttpSettings()
 
@@ -95,6 +96,22 @@ class ServerSettings:
         metavar="BYTES",
         minimum=1024,
         maximum=_MAX_BYTES,
+    )
+    max_held_body_bytes: int = _setting(
+        "Bytes of request bodies that are held at once, while they arrive and are parsed; what goes beyond is answered"
+        " with 429.",
+        default=_HTTP_DEFAULTS.max_held_body_bytes,
+        metavar="BYTES",
+        minimum=1024,
+        maximum=_MAX_HELD_BYTES,
+    )
+    max_connections: int = _setting(
+        "Client connections that are open at once; beyond them requests are answered with 503, and health probes still"
+        " get through.",
+        default=4096,
+        metavar="COUNT",
+        minimum=1,
+        maximum=1_000_000,
     )
     max_infer_text_chars: int = _setting(
         "Longest prompt text of /infer, in characters.",
@@ -149,12 +166,18 @@ class ServerSettings:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             _check(flag(field.name), option(field.name), getattr(self, field.name))
+        if self.max_held_body_bytes < self.max_body_bytes:
+            raise ConfigurationError(
+                f"--max-held-body-bytes must be at least --max-body-bytes, {self.max_body_bytes},"
+                f" got {self.max_held_body_bytes}"
+            )
 
     def http(self) -> HttpSettings:
         """The part that the HTTP routes need."""
         return HttpSettings(
             default_model=self.default_model,
             max_body_bytes=self.max_body_bytes,
+            max_held_body_bytes=self.max_held_body_bytes,
             max_infer_text_chars=self.max_infer_text_chars,
             max_generate_text_chars=self.max_generate_text_chars,
             max_step_s=self.max_step_s,

@@ -62,6 +62,8 @@ def test_mistakes_are_one_line(arguments: list[str], message: str, tmp_path: Pat
 def test_settings_can_hold_no_wrong_value() -> None:
     with pytest.raises(ConfigurationError, match="--max-body-bytes must be from 1024"):
         ServerSettings(model_repository=Path(), max_body_bytes=0)
+    with pytest.raises(ConfigurationError, match="--max-held-body-bytes must be at least --max-body-bytes, 2000, got"):
+        ServerSettings(model_repository=Path(), max_body_bytes=2000, max_held_body_bytes=1999)
 
 
 def test_missing_repository(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import logging
 from collections.abc import AsyncIterator, Callable
@@ -385,3 +386,40 @@ async def test_a_task_that_outlives_the_server_makes_no_log_line(caplog: pytest.
             task.cancel()
         assert await client.end() == b""
     assert not [record for record in caplog.records if record.levelno >= logging.INFO]
+
+
+async def test_beyond_the_limit_of_connections_only_probes_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "SPARE_HEAD_TIMEOUT_S", 0.1)
+    state = ServerState()
+    make = functools.partial(BoundedHttpProtocol, max_connections=2)
+    async with serving(echo, state=state, make=make) as port, Client.to(port) as first, Client.to(port) as second:
+        for client in (first, second):
+            await client.send(HEAD + b"\r\n")
+            assert (await client.answer())[0] == 200
+        async with Client.to(port) as refused, Client.to(port) as probe, Client.to(port) as silent:
+            await refused.send(HEAD + b"Content-Length: 2\r\n\r\nhi")
+            status, headers, body = await refused.answer()
+            assert (status, headers["connection"]) == (503, "close")
+            assert int(headers["retry-after"]) > 0
+            assert json.loads(body)["error_type"] == "Service Unavailable"
+            assert await refused.end() == b""
+            await probe.send(b"GET /v2/health/ready HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert (await probe.answer())[0] == 200
+            assert await silent.end() == b""
+        await first.send(HEAD + b"\r\n")
+        assert (await first.answer())[0] == 200, "those who were there first are served"
+        second.writer.close()
+        await until(lambda: len(state.connections) == 1)
+        async with Client.to(port) as client:
+            await client.send(HEAD + b"\r\n")
+            assert (await client.answer())[0] == 200
+
+
+async def test_far_beyond_the_limit_nobody_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "SPARE_CONNECTIONS", 0)
+    make = functools.partial(BoundedHttpProtocol, max_connections=1)
+    async with serving(echo, make=make) as port, Client.to(port) as first:
+        await first.send(HEAD + b"\r\n")
+        await first.answer()
+        async with Client.to(port) as refused:
+            assert await refused.end() == b""

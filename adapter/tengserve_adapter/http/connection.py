@@ -26,7 +26,12 @@ from starlette.types import Message, Receive, Scope, Send
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from tengserve_adapter.http.errors import HeadTooLargeError, MalformedRequestError, response_for
+from tengserve_adapter.http.errors import (
+    HeadTooLargeError,
+    MalformedRequestError,
+    TooManyConnectionsError,
+    response_for,
+)
 from tengserve_adapter.http.transport import DISCARD_TIMEOUT_S, ClientTransport
 from tengserve_backend.errors import TengserveError
 
@@ -37,6 +42,13 @@ HEAD_TIMEOUT_S = 30.0
 
 MAX_PIPELINED: Final = 16
 """Requests that wait behind the one that is being answered. While there are more, nothing is read."""
+
+MAX_CONNECTIONS: Final = 4096
+SPARE_CONNECTIONS = 64
+"""Connections beyond the limit that are still heard, so that probes are answered and clients are told. The rest are
+closed unheard."""
+SPARE_HEAD_TIMEOUT_S = 2.0
+_PROBES: Final = frozenset({"/v2/health/live", "/v2/health/ready", "/metrics"})
 
 _FRAMING: Final = (b"content-length", b"transfer-encoding", b"connection")
 """Headers that decide where a request ends."""
@@ -59,13 +71,17 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     A head that is too large is answered with 431 and anything that is not HTTP with 400; a head that takes too long
     closes the connection. An offer to upgrade, to HTTP/2 or WebSocket, is ignored, as RFC 9110 section 7.8 allows.
 
+    Beyond max_connections a connection is good for one probe, or for hearing 503.
+
     However a client leaves, the requests that it had sent are told so, and nothing that it does makes a log line.
     """
 
     transport: ClientTransport
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, max_connections: int = MAX_CONNECTIONS, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._max_connections = max_connections
+        self._spare = False
         self._part = _Part.IDLE
         self._head_bytes = 0
         self._unmoved_bytes = 0
@@ -81,7 +97,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         raw = cast("asyncio.Transport", transport)
         super().connection_made(ClientTransport(raw, self.loop, self._client_sends))
         self.flow = _Flow(self.transport, lambda: len(self.pipeline) > MAX_PIPELINED)
-        self._expect_head()
+        self._spare = len(self.connections) > self._max_connections
+        if len(self.connections) > self._max_connections + SPARE_CONNECTIONS:
+            self.transport.abort()
+        else:
+            self._expect_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is gone: every request on it is told, not the last one alone."""
@@ -189,6 +209,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self, cycle: RequestResponseCycle, app: _Application, scope: Scope, receive: Receive, send: Send
     ) -> None:
         """Answer one request; a client that leaves meanwhile, however that shows, is nobody's failure."""
+        if self._spare:
+            cycle.keep_alive = False
+            if scope["path"] not in _PROBES:
+                app = response_for(TooManyConnectionsError("Too many clients are connected."))
         try:
             await app(scope, receive, _close_delimited(cycle) if scope["http_version"] == "1.0" else send)
         except asyncio.CancelledError:
@@ -274,7 +298,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self.transport.close()
 
     def _expect_head(self) -> None:
-        self._start_timer(HEAD_TIMEOUT_S)
+        self._start_timer(SPARE_HEAD_TIMEOUT_S if self._spare else HEAD_TIMEOUT_S)
 
     def _start_timer(self, seconds: float) -> None:
         self._stop_timer()

@@ -46,6 +46,10 @@ class HeadTooLargeError(RequestError):
     """More than 64 KiB of request line and headers; the connection is closed."""
 
 
+class TooManyConnectionsError(ServerError):
+    """Too many clients are connected; health probes still get through."""
+
+
 class BodyTimeoutError(RequestError):
     """A body that did not arrive in time."""
 
@@ -77,6 +81,7 @@ REPLIES: Final[Mapping[type[TengserveError], ErrorReply]] = {
     InvalidTokenIdError: ErrorReply(424, "Generation Error"),
     ModelNotFoundError: ErrorReply(404, "NotFoundError"),
     OverloadedError: ErrorReply(429, "Too Many Requests"),
+    TooManyConnectionsError: ErrorReply(503, "Service Unavailable", retry_after_s=RETRY_AFTER_S),
     ModelNotReadyError: ErrorReply(503, "Service Unavailable", retry_after_s=RETRY_AFTER_S),
     ShuttingDownError: ErrorReply(503, "Service Unavailable", retry_after_s=RETRY_AFTER_S),
     RequestAbortedError: ErrorReply(503, "Service Unavailable", retry_after_s=RETRY_AFTER_S),
