@@ -31,6 +31,7 @@ from tengserve_backend.errors import (
     TengserveError,
     shown,
 )
+from tengserve_backend.inference.llm import LlmTensorModel
 from tengserve_backend.inference.model import TensorModel
 from tengserve_backend.repository.entries import (
     UNLOADED,
@@ -73,7 +74,7 @@ class ModelManager:
         load: Callable[[ModelSource, Progress], Engine | TensorModel],
         progress: Callable[[str, str, float], None] = _ignore,
         *,
-        as_tensors: Callable[[Engine], TensorModel] | None = None,
+        as_tensors: Callable[[Engine], TensorModel] = LlmTensorModel,
         released: Callable[[ModelSource], None] = _forget,
     ) -> None:
         """Nothing is loaded yet: every model is LOADING until `load_all` has come to it.
@@ -82,7 +83,7 @@ class ModelManager:
             sources: the models; name and version together are unique.
             load: makes a model; blocks, and reports through the Progress that it gets.
             progress: called with the model's name, the stage and its fraction, from the thread that loads.
-            as_tensors: shows an engine as a model of tensors; without it engines take no tensors.
+            as_tensors: shows an engine as a model of tensors.
             released: called when a model that was loaded from a source has stopped, from the thread that stopped it.
         """
         self._as_tensors = as_tensors
@@ -227,14 +228,11 @@ class ModelManager:
 
         Raises:
             ModelNotFoundError, ModelNotReadyError: as `engine` says.
-            InvalidRequestError: it is an LLM, and those take no tensors here.
         """
         model = self._serving(name, version).model
         if takes_tensors(model):
             return ServedTensorModel(model, lambda: self._tensors(name, version))
-        if self._as_tensors is None or not is_engine(model):
-            raise InvalidRequestError(f'Model "{name}" takes no tensors.', field="model")
-        return self._as_tensors(ServedEngine(model, lambda: self._engine(name, version)))
+        return self._as_tensors(self.engine(name, version))
 
     def config(self, name: str, version: str | None = None) -> Mapping[str, Any]:
         """The configuration that a ready model was loaded with, see repository.config_json; not to be changed.
