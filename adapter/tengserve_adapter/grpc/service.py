@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import grpc
 from google.protobuf import json_format
@@ -16,7 +16,7 @@ from tengserve_adapter.grpc.codec import Asked, decode_request, encode_response
 from tengserve_adapter.grpc.schema import INFERENCE, Message, message_class, parse, schema
 from tengserve_adapter.grpc.settings import GrpcSettings
 from tengserve_adapter.grpc.status import NotServedError
-from tengserve_adapter.http.models import Status
+from tengserve_adapter.http.models import Models
 from tengserve_adapter.protocols.health import EXTENSIONS
 from tengserve_backend.errors import (
     InvalidRequestError,
@@ -33,23 +33,6 @@ _CONFIG: Final = "config"
 _FILE: Final = "file:"
 
 
-class TensorModels(Protocol):
-    """The models of this server, as takers of tensors."""
-
-    def tensor_model(self, name: str, version: str | None = None) -> TensorModel:
-        """A ready model.
-
-        Raises:
-            ModelNotFoundError: no such model or version.
-            ModelNotReadyError: it is there, and not ready.
-        """
-        ...
-
-    def statuses(self) -> Sequence[Status]:
-        """Every version of every model."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Served:
     """What the RPCs are about.
@@ -60,7 +43,7 @@ class Served:
         draining: whether nothing new is to be admitted.
     """
 
-    models: TensorModels
+    models: Models
     control: ModelControl
     check_live: Callable[[], None]
     check_ready: Callable[[], None]

@@ -1,0 +1,42 @@
+"""Triton's own gRPC clients, every public method of them, against our server."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+import pytest
+
+from support.grpc_client import running
+
+_CLIENT = Path(__file__).parents[1] / "support" / "triton_grpc.py"
+WAIT_S = 60.0
+
+
+async def run_client(*arguments: str) -> str:
+    """What the client's process printed; fails with what it complained of."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, str(_CLIENT), *arguments, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    try:
+        printed, complaint = await asyncio.wait_for(process.communicate(), WAIT_S)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    assert process.returncode == 0, complaint.decode()
+    return printed.decode()
+
+
+@pytest.mark.parametrize("kind", ["sync", "aio"])
+async def test_every_method_of_the_client(kind: str) -> None:
+    async with running() as server:
+        called = set((await run_client(kind, server.address)).split())
+        assert called >= set((await run_client("methods", kind)).split())
+        assert ("load", "simple", {"max_batch_size": 4}, {"1/model.py": b"x"}) in server.control.told
+        # What a client has cancelled, or let run out, no longer runs.
+        for name, count in (("endless", 1), ("gated", 1)):
+            model = server.models.models[name]
+            for _ in range(count):
+                await asyncio.wait_for(model.cancelled.get(), WAIT_S)
