@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from support.grpc_client import Grpc, Message, infer_request, ints, running
+from tengserve_adapter.grpc import stream as stream_module
 from tengserve_adapter.grpc.settings import GrpcSettings
 
 WAIT_S = 20.0
@@ -229,6 +230,17 @@ async def test_a_stream_is_not_read_while_too_much_of_it_is_unanswered() -> None
             assert values(await stream.read()) == [number]
         await stream.done_writing()
         assert await stream.read() is grpc.aio.EOF
+
+
+async def test_a_client_that_takes_nothing_loses_its_stream(monkeypatch: pytest.MonkeyPatch, server: Grpc) -> None:
+    monkeypatch.setattr(stream_module, "WRITE_TIMEOUT_S", 0.2)
+    stream = server.stream()
+    await stream.write(ints("endless", "a", *range(100_000)))
+    assert await asyncio.wait_for(server.models.models["endless"].cancelled.get(), WAIT_S) == "a"
+    with pytest.raises(grpc.aio.AioRpcError) as failed:
+        await read_to_the_end(stream)
+    assert failed.value.code() is grpc.StatusCode.INTERNAL
+    assert failed.value.details() == "the client took no response for 0.2 s"
 
 
 async def test_more_streams_than_allowed_are_refused() -> None:
