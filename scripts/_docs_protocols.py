@@ -151,7 +151,6 @@ def _errors() -> str:
         rows.append(f"| {reply.status} | {reply.error_type} | {doc[0].upper()}{doc[1:]}{''.join(notes)} |")
     rows.append("| 404, 405 | NotFoundError, Method Not Allowed | No such URL, or not with this method |")
     rows.append("| 500 | Internal Server Error | A fault of the server; its log has the reason |")
-    rows.append("| 501 | Not Implemented | `/v2/models/{model}/infer`, with tensors, is not served yet |")
     return _ERRORS + "\n".join(rows) + "\n"
 
 

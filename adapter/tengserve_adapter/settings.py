@@ -113,6 +113,18 @@ class ServerSettings:
         minimum=1,
         maximum=1_000_000,
     )
+    max_tensor_bytes: int = _setting(
+        "Largest body of a v2 infer request, and of generate for a model that is no LLM.",
+        default=_HTTP_DEFAULTS.max_tensor_bytes,
+        metavar="BYTES",
+        minimum=1024,
+        maximum=_MAX_BYTES,
+    )
+    strict_decoupled: bool = _setting(
+        "Refuse v2 infer for decoupled models, LLMs among them, as Triton does. Switched off, their responses are"
+        " joined to one.",
+        default=_HTTP_DEFAULTS.strict_decoupled,
+    )
     max_infer_text_chars: int = _setting(
         "Longest prompt text of /infer, in characters.",
         default=_HTTP_DEFAULTS.max_infer_text_chars,
@@ -166,9 +178,10 @@ class ServerSettings:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             _check(flag(field.name), option(field.name), getattr(self, field.name))
-        if self.max_held_body_bytes < self.max_body_bytes:
+        largest = max(self.max_body_bytes, self.max_tensor_bytes)
+        if self.max_held_body_bytes < largest:
             raise ConfigurationError(
-                f"--max-held-body-bytes must be at least --max-body-bytes, {self.max_body_bytes},"
+                f"--max-held-body-bytes must be at least --max-body-bytes and --max-tensor-bytes, {largest},"
                 f" got {self.max_held_body_bytes}"
             )
 
@@ -178,6 +191,8 @@ class ServerSettings:
             default_model=self.default_model,
             max_body_bytes=self.max_body_bytes,
             max_held_body_bytes=self.max_held_body_bytes,
+            max_tensor_bytes=self.max_tensor_bytes,
+            strict_decoupled=self.strict_decoupled,
             max_infer_text_chars=self.max_infer_text_chars,
             max_generate_text_chars=self.max_generate_text_chars,
             max_step_s=self.max_step_s,

@@ -7,6 +7,7 @@ TengserveError
 │   ├── RequestTooLargeError      a body over the size limit
 │   ├── PromptTooLongError        more prompt tokens than the model takes
 │   ├── InvalidTokenIdError       a token id outside the vocabulary
+│   ├── UnsupportedError          what the protocol has, and is not offered here
 │   └── ModelNotFoundError        no such model or version
 ├── ServerError               ours; the same request may succeed later
 │   ├── ModelNotReadyError        loading, unloading, or failed to load
@@ -92,6 +93,10 @@ class PromptTooLongError(RequestError):
 
 class InvalidTokenIdError(RequestError):
     """A token id of the prompt, or of logit_bias, outside the model's vocabulary."""
+
+
+class UnsupportedError(RequestError):
+    """What the protocol has, and this server or this model does not offer."""
 
 
 class ModelNotFoundError(RequestError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import httpx
@@ -15,6 +15,7 @@ from fastapi import FastAPI
 from support.fake_engine import FakeEngine, FakeModels, FakeStatus
 from tengserve_adapter.http.app import install
 from tengserve_adapter.http.settings import HttpSettings
+from tengserve_backend.inference import TensorModel
 
 
 def app_with(
@@ -23,13 +24,15 @@ def app_with(
     draining: bool = False,
     started: bool = True,
     others: tuple[FakeStatus, ...] = (),
+    tensor_models: Sequence[TensorModel] = (),
 ) -> FastAPI:
     app = FastAPI()
     found: dict[str, FakeEngine | FakeStatus] = {
         **{engine.info.name: engine for engine in models},
         **{status.name: status for status in others},
     }
-    install(app, FakeModels(found, started=started), settings or HttpSettings(), draining=lambda: draining)
+    fake_models = FakeModels(found, started=started, tensor_models=tensor_models)
+    install(app, fake_models, settings or HttpSettings(), draining=lambda: draining)
     return app
 
 

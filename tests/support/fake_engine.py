@@ -9,14 +9,10 @@ from dataclasses import dataclass
 
 from support.engine_status import engine_status
 from tengserve_backend.engine.base import EngineStatus, ModelInfo
-from tengserve_backend.errors import (
-    InvalidRequestError,
-    ModelNotFoundError,
-    ModelNotReadyError,
-    RequestAbortedError,
-)
+from tengserve_backend.errors import ModelNotFoundError, ModelNotReadyError, RequestAbortedError
 from tengserve_backend.generation import Finish, FinishReason, GenerationRequest, ModelLimits, TokenEvent
 from tengserve_backend.inference import TensorModel
+from tengserve_backend.inference.llm import LlmTensorModel
 
 Step = TokenEvent | BaseException | asyncio.Event
 """What one read of a generation does: answer, raise, or wait and go on to the next step."""
@@ -179,8 +175,15 @@ class FakeStatus:
 class FakeModels:
     """Implements Models over fake engines; a model given as a status or an error is not ready."""
 
-    def __init__(self, models: Mapping[str, FakeEngine | FakeStatus], *, started: bool = True) -> None:
+    def __init__(
+        self,
+        models: Mapping[str, FakeEngine | FakeStatus],
+        *,
+        started: bool = True,
+        tensor_models: Sequence[TensorModel] = (),
+    ) -> None:
         self.models = dict(models)
+        self.tensor_models = {model.name: model for model in tensor_models}
         self._started = started
 
     def engine(self, name: str, version: str | None = None) -> FakeEngine:
@@ -192,7 +195,9 @@ class FakeModels:
         return model
 
     def tensor_model(self, name: str, version: str | None = None) -> TensorModel:
-        raise InvalidRequestError(f"Model {self.engine(name, version).info.name} takes no tensors.")
+        if name in self.tensor_models and version in (None, "1"):
+            return self.tensor_models[name]
+        return LlmTensorModel(self.engine(name, version))
 
     def statuses(self) -> tuple[FakeStatus, ...]:
         return tuple(

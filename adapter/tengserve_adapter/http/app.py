@@ -19,6 +19,7 @@ from tengserve_adapter.http.health import Health
 from tengserve_adapter.http.intake import BodyIntake
 from tengserve_adapter.http.models import Models
 from tengserve_adapter.http.settings import HttpSettings
+from tengserve_adapter.http.tensors import InferEndpoint
 from tengserve_adapter.protocols.mindie import Url
 
 _MODEL: Final = "/v2/models/{model}"
@@ -53,8 +54,8 @@ def _generation_routes(context: Context) -> list[Route]:
     for verb, stream in (("generate", False), ("generate_stream", True)):
         endpoint = GenerateEndpoint(context, f"{_MODEL}/{verb}", stream=stream)
         routes += [Route(f"{base}/{verb}", endpoint, methods=["POST"]) for base in (_MODEL, _VERSION)]
-    # KServe's own would complain of the body, in words and a shape of its own.
-    routes += [Route(f"{base}/infer", _no_tensors, methods=["POST"]) for base in (_MODEL, _VERSION)]
+    infer = InferEndpoint(context)
+    routes += [Route(f"{base}/infer", infer, methods=["POST"]) for base in (_MODEL, _VERSION)]
     return routes
 
 
@@ -67,11 +68,6 @@ def _health_routes(context: Context) -> list[Route]:
         *(Route(base, health.model) for base in (_MODEL, _VERSION)),
         *(Route(f"{base}/ready", health.model_ready) for base in (_MODEL, _VERSION)),
     ]
-
-
-async def _no_tensors(request: Request) -> Response:
-    message = "Inference with tensors is not served yet: use POST /v2/models/{model}/generate."
-    return error_response(501, error_body(message, HTTPStatus.NOT_IMPLEMENTED.phrase), {})
 
 
 async def _http_exception(request: Request, error: Exception) -> Response:

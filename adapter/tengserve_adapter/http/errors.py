@@ -19,6 +19,7 @@ from tengserve_backend.errors import (
     GenerationFailedError,
     InvalidRequestError,
     InvalidTokenIdError,
+    ModelExecutionError,
     ModelNotFoundError,
     ModelNotReadyError,
     OverloadedError,
@@ -29,6 +30,7 @@ from tengserve_backend.errors import (
     ServerError,
     ShuttingDownError,
     TengserveError,
+    UnsupportedError,
 )
 
 _LOG = logging.getLogger(__name__)
@@ -79,6 +81,7 @@ REPLIES: Final[Mapping[type[TengserveError], ErrorReply]] = {
     BodyTimeoutError: ErrorReply(408, "Request Timeout"),
     PromptTooLongError: ErrorReply(424, "Generation Error"),
     InvalidTokenIdError: ErrorReply(424, "Generation Error"),
+    UnsupportedError: ErrorReply(501, "Not Implemented"),
     ModelNotFoundError: ErrorReply(404, "NotFoundError"),
     OverloadedError: ErrorReply(429, "Too Many Requests"),
     TooManyConnectionsError: ErrorReply(503, "Service Unavailable", retry_after_s=RETRY_AFTER_S),
@@ -87,6 +90,7 @@ REPLIES: Final[Mapping[type[TengserveError], ErrorReply]] = {
     RequestAbortedError: ErrorReply(503, "Service Unavailable", retry_after_s=RETRY_AFTER_S),
     DeadlineExceededError: ErrorReply(500, "Incomplete Generation", "Engine callback timeout: client timeout"),
     GenerationFailedError: ErrorReply(500, "Incomplete Generation"),
+    ModelExecutionError: ErrorReply(500, "Incomplete Generation"),
     EngineFailedError: ErrorReply(500, "Incomplete Generation"),
     RequestError: ErrorReply(422, "Input Validation Error"),
     ServerError: ErrorReply(500, "Incomplete Generation"),
@@ -123,12 +127,15 @@ def body_for(error: BaseException) -> bytes:
     return error_body(row.message or str(error), row.error_type)
 
 
+def retry_after_of(error: BaseException) -> dict[str, str]:
+    """The Retry-After header of an error's reply, if it has one."""
+    retry_after_s = error.retry_after_s if isinstance(error, OverloadedError) else reply_for(error).retry_after_s
+    return {} if retry_after_s is None else {"Retry-After": str(max(1, retry_after_s))}
+
+
 def response_for(error: BaseException) -> Response:
     """The whole reply."""
-    row = reply_for(error)
-    retry_after_s = error.retry_after_s if isinstance(error, OverloadedError) else row.retry_after_s
-    headers = {} if retry_after_s is None else {"Retry-After": str(max(1, retry_after_s))}
-    return error_response(row.status, body_for(error), headers)
+    return error_response(reply_for(error).status, body_for(error), retry_after_of(error))
 
 
 def error_response(status: int, body: bytes, headers: Mapping[str, str]) -> Response:

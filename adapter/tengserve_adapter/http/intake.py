@@ -13,6 +13,7 @@ from typing import Final
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from tengserve_adapter.http.body_rules import body_rules
 from tengserve_adapter.http.disconnect import ClientDisconnected
 from tengserve_adapter.http.errors import BodyTimeoutError, response_for
 from tengserve_adapter.http.settings import HttpSettings
@@ -49,7 +50,7 @@ class BodyIntake:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        exchange = _Exchange(self, Headers(scope=scope), receive, send)
+        exchange = _Exchange(self, scope, receive, send)
         try:
             await self._app(scope, exchange.receive, exchange.send)
         except Exception:
@@ -58,7 +59,9 @@ class BodyIntake:
         finally:
             exchange.release()
         if exchange.failure is not None and not exchange.started:
-            await response_for(exchange.failure)(scope, receive, send)
+            rules = body_rules(scope)
+            respond = response_for if rules is None else rules.respond
+            await respond(exchange.failure)(scope, receive, send)
 
     def hold(self, size: int) -> None:
         """Count bytes of a body that arrived.
@@ -78,9 +81,10 @@ class BodyIntake:
 class _Exchange:
     """One request and its answer, as the app sees them."""
 
-    def __init__(self, intake: BodyIntake, headers: Headers, receive: Receive, send: Send) -> None:
+    def __init__(self, intake: BodyIntake, scope: Scope, receive: Receive, send: Send) -> None:
         self._intake = intake
-        self._headers = headers
+        self._scope = scope
+        self._headers = Headers(scope=scope)
         self._receive = receive
         self._send = send
         self._asked = False
@@ -93,7 +97,7 @@ class _Exchange:
         """The app's `receive`: the whole body, and after it what the server has to say.
 
         Raises:
-            RequestTooLargeError: more than max_body_bytes, declared or sent; nothing more is read.
+            RequestTooLargeError: more than max_body_bytes or the route allow, declared or sent; no more is read.
             BodyTimeoutError: it took longer than body_timeout_s, or arrived too slowly.
             OverloadedError: the server holds too many bytes of bodies.
             ShuttingDownError: the server drains, and the body was not complete.
@@ -137,7 +141,7 @@ class _Exchange:
             if message["type"] == "http.disconnect":
                 raise ClientDisconnected
             chunk: bytes = message.get("body", b"")
-            if self._held_bytes + len(chunk) > self._intake.settings.max_body_bytes:
+            if self._held_bytes + len(chunk) > self._max_bytes():
                 raise self._too_large()
             if chunk:
                 self._intake.hold(len(chunk))
@@ -148,12 +152,12 @@ class _Exchange:
                 return b"".join(chunks)
 
     def _check_headers(self) -> None:
+        rules = body_rules(self._scope)
         encoding = self._headers.get("content-encoding", "identity").strip().lower()
-        if encoding not in ("", "identity"):
+        if encoding not in ("", "identity") and (rules is None or not rules.encoded):
             raise InvalidRequestError("The body must be sent uncompressed, got another Content-Encoding than identity.")
         declared = self._headers.get("content-length", "")
-        limit = self._intake.settings.max_body_bytes
-        if declared.isascii() and declared.isdigit() and (len(declared) > 19 or int(declared) > limit):
+        if declared.isascii() and declared.isdigit() and (len(declared) > 19 or int(declared) > self._max_bytes()):
             raise self._too_large()
 
     async def _next(self, pace: _Pace) -> Message:
@@ -171,9 +175,12 @@ class _Exchange:
                 waiting.cancel()
                 await asyncio.gather(waiting, return_exceptions=True)
 
+    def _max_bytes(self) -> int:
+        rules = body_rules(self._scope)
+        return self._intake.settings.max_body_bytes if rules is None else rules.max_bytes
+
     def _too_large(self) -> RequestTooLargeError:
-        limit = self._intake.settings.max_body_bytes
-        return RequestTooLargeError(f"Request body too large. At most {limit} bytes are allowed.")
+        return RequestTooLargeError(f"Request body too large. At most {self._max_bytes()} bytes are allowed.")
 
 
 class _Pace:

@@ -15,6 +15,8 @@ class HttpSettings:
         max_body_bytes: a larger body is refused with 413.
         max_held_body_bytes: bytes of bodies that are held at once, while they arrive and are parsed; a body that would
             go beyond is refused with 429.
+        max_tensor_bytes: a larger body of v2 infer, or of generate for a model of tensors, is refused with 400.
+        strict_decoupled: refuse v2 infer for a decoupled model, as Triton does, instead of joining its responses.
         max_infer_text_chars: characters of `inputs` (the documented 4 MB).
         max_generate_text_chars: characters of `text_input` (the documented 16000).
         body_timeout_s: a body that takes longer to arrive is refused with 408.
@@ -25,6 +27,8 @@ class HttpSettings:
     default_model: str | None = None
     max_body_bytes: int = 40 * 1024 * 1024
     max_held_body_bytes: int = 256 * 1024 * 1024
+    max_tensor_bytes: int = 64 * 1024 * 1024
+    strict_decoupled: bool = False
     max_infer_text_chars: int = 4194304
     max_generate_text_chars: int = 16000
     body_timeout_s: float = 300.0

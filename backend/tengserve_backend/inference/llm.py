@@ -7,6 +7,7 @@ the last one final; without it one response.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
@@ -17,7 +18,7 @@ from typing import Final
 import numpy as np
 
 from tengserve_backend.engine.base import Engine
-from tengserve_backend.errors import GenerationFailedError, InvalidRequestError, shown
+from tengserve_backend.errors import DeadlineExceededError, GenerationFailedError, InvalidRequestError, shown
 from tengserve_backend.generation import FinishReason, GenerationRequest, TokenEvent, TokenLogprobs, triton
 from tengserve_backend.generation.checks import MAX_TOKEN_ID
 from tengserve_backend.generation.fields import Kind
@@ -28,6 +29,9 @@ from tengserve_backend.inference.request import InferRequest, InferResponse, Inf
 
 PLATFORM: Final = "tengserve"
 """The backend's name in config.pbtxt: an LLM has no other platform."""
+
+GRACE_S: Final = 5.0
+"""How long after its timeout a request waits for the engine to end it. Past that the engine is taken for dead."""
 
 _NS: Final = 1_000_000_000
 _FINISH_REASONS: Final = {FinishReason.EOS: b"stop", FinishReason.STOP: b"stop", FinishReason.LENGTH: b"length"}
@@ -63,15 +67,8 @@ _PROMPTS: Final = ("text_input", "input_ids")
 class LlmTensorModel:
     """Implements TensorModel, and AnswersWhole, over an engine; it owns nothing, so stop and drain are the engine's."""
 
-    def __init__(self, engine: Engine, *, max_text_chars: int | None = None) -> None:
-        """A view of an engine.
-
-        Args:
-            engine: whose model it is.
-            max_text_chars: the operator's limit on `text_input`; None has none but the tokenizer's.
-        """
+    def __init__(self, engine: Engine) -> None:
         self.engine: Final = engine
-        self._max_text_chars = max_text_chars
 
     @property
     def name(self) -> str:
@@ -160,14 +157,20 @@ class LlmTensorModel:
     async def _events(self, answer: _Answer) -> AsyncGenerator[TokenEvent]:
         generation = await self.engine.submit(answer.request)
         answer.prompt_tokens = generation.prompt_tokens
+        deadline = asyncio.get_running_loop().time() + answer.request.timeout_s + GRACE_S
         try:
-            async for event in generation:
+            while True:
+                async with asyncio.timeout_at(deadline):
+                    event = await anext(generation)
                 yield event
                 if event.finish is not None:
                     return
+        except StopAsyncIteration:
+            raise GenerationFailedError("The engine ended the answer without a reason.") from None
+        except TimeoutError:
+            raise DeadlineExceededError("The engine did not answer in time.") from None
         finally:
             generation.abort()
-        raise GenerationFailedError("The engine ended the answer without a reason.")
 
     def _answer(self, request: InferRequest) -> _Answer:
         tensors = {tensor.name: tensor for tensor in request.inputs}
@@ -204,12 +207,8 @@ class LlmTensorModel:
                 field="text_input",
             )
         text = _decoded(tensor.name, tensor.data.reshape(-1)[0])
-        limit = self._max_text_chars
-        if not text or (limit is not None and len(text) > limit):
-            rule = "at least 1" if limit is None else f"1 to {limit}"
-            raise InvalidRequestError(
-                f"input 'text_input' must have {rule} characters, got {len(text)}", field="text_input"
-            )
+        if not text:
+            raise InvalidRequestError("input 'text_input' must have at least 1 character, got 0", field="text_input")
         return text
 
 

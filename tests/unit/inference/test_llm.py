@@ -146,7 +146,7 @@ async def test_priority_and_timeout_are_the_protocols() -> None:
     [
         ((), {}, "exactly one of the inputs 'text_input' and 'input_ids', got 0"),
         ((text("a"), text("b", "PROMPT")), {}, "unexpected inference input 'PROMPT' for model 'smollm2'"),
-        ((text(""),), {}, "must have at least 1 characters, got 0"),
+        ((text(""),), {}, "must have at least 1 character, got 0"),
         ((number("text_input", 1, Datatype.INT32),), {}, "must be BYTES of one element, got INT32 of 1"),
         ((InferTensor("text_input", Datatype.BYTES, np.array([b"\xff"], np.object_)),), {}, "must be UTF-8 text"),
         ((number("input_ids", -1, Datatype.INT32),), {}, "must have token ids in [0, 1048576], got -1"),

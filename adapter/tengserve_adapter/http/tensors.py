@@ -1,0 +1,147 @@
+"""v2 infer: `POST /v2/models/{m}[/versions/{v}]/infer`, for models of tensors, LLMs, and MindIE's token infer."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from typing import Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from tengserve_adapter.http.answer import GRACE_S
+from tengserve_adapter.http.body import INLINE_BYTES
+from tengserve_adapter.http.disconnect import ClientDisconnected, while_connected
+from tengserve_adapter.http.encoding import accepted, compress
+from tengserve_adapter.http.endpoints import IGNORED_FIELDS, Context
+from tengserve_adapter.http.errors import response_for
+from tengserve_adapter.http.tensor_body import HEAD_LENGTH, TensorBody, in_thread_if, read_content, split
+from tengserve_adapter.http.triton_errors import triton_response
+from tengserve_adapter.protocols import infer, mindie_infer
+from tengserve_backend.engine.base import Engine
+from tengserve_backend.errors import (
+    DeadlineExceededError,
+    ModelNotFoundError,
+    ShuttingDownError,
+    TengserveError,
+    UnsupportedError,
+    shown,
+)
+from tengserve_backend.inference import InferRequest, InferResponse, TensorModel
+from tengserve_backend.inference.llm import LlmTensorModel
+from tengserve_backend.inference.unary import infer_once
+
+_LOG = logging.getLogger(__name__)
+
+LABEL: Final = "/v2/models/{model}/infer"
+_HEAD_LENGTH_HEADER: Final = "Inference-Header-Content-Length"
+
+
+def find_model(context: Context, name: str, version: str | None) -> TensorModel:
+    """The model of a URL.
+
+    Raises:
+        ShuttingDownError: nothing new is taken.
+        ModelNotFoundError, ModelNotReadyError: it cannot serve.
+    """
+    if context.draining():
+        raise ShuttingDownError("Server not ready: it is stopping and takes no new requests.")
+    try:
+        return context.models.tensor_model(name, version)
+    except ModelNotFoundError:
+        suffix = "" if version is None else f" version {shown(version)}"
+        raise ModelNotFoundError(
+            f"Request for unknown model: '{shown(name)}'{suffix} is not found", field="model"
+        ) from None
+
+
+class InferEndpoint:
+    """An ASGI endpoint: socket to InferRequest, InferResponse to socket."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request; nothing is raised but cancellation."""
+        try:
+            response = await self._serve(Request(scope), scope, receive)
+        except ClientDisconnected:
+            return
+        except Exception as error:  # noqa: BLE001 - the edge: every error becomes a reply, the unexpected is logged
+            response = triton_response(error)
+            if isinstance(error, UnsupportedError):
+                response.headers["Accept-Encoding"] = "gzip, deflate"
+        await response(scope, receive, send)
+
+    async def _serve(self, request: Request, scope: Scope, receive: Receive) -> Response:
+        version: str | None = request.path_params.get("version")
+        model = find_model(self._context, request.path_params["model"], version)
+        settings = self._context.settings
+        if settings.strict_decoupled and model.decoupled and not isinstance(model, LlmTensorModel):
+            raise _refuses_decoupled()
+        content = await read_content(scope, receive, settings, compressed=True)
+        head_length = request.headers.get(HEAD_LENGTH)
+        body = await in_thread_if(len(content) > INLINE_BYTES, lambda: split(content, head_length))
+        if isinstance(model, LlmTensorModel) and not body.tail and mindie_infer.is_token_infer(body.head):
+            return await self._token_infer(model.engine, body, receive)
+        if settings.strict_decoupled and model.decoupled:
+            raise _refuses_decoupled()
+        large = len(content) > INLINE_BYTES
+        parsed, wishes = await in_thread_if(large, lambda: _parse(model, version or "", body))
+        response = await while_connected(receive, infer_once(model, parsed))
+        large = sum(tensor.data.nbytes for tensor in response.outputs) > INLINE_BYTES
+        accept = request.headers.get("accept-encoding", "")
+        return await in_thread_if(large, lambda: _written(model, parsed, response, wishes, accept))
+
+    async def _token_infer(self, engine: Engine, body: TensorBody, receive: Receive) -> Response:
+        """Like every MindIE endpoint, errors included."""
+        try:
+            call = mindie_infer.parse(body.head, engine.info, request_id=uuid.uuid4().hex)
+            if call.ignored.count:
+                IGNORED_FIELDS.labels(LABEL).inc(call.ignored.count)
+                _LOG.debug("%s: %d unknown fields ignored, such as %s", LABEL, call.ignored.count, call.ignored.names)
+            token_ids = await while_connected(receive, _token_ids(engine, call))
+        except TengserveError as error:
+            return response_for(error)
+        return Response(call.answer(token_ids), media_type="application/json")
+
+
+def _refuses_decoupled() -> UnsupportedError:
+    return UnsupportedError("HTTP end point doesn't support models with decoupled transaction policy")
+
+
+def _parse(model: TensorModel, version: str, body: TensorBody) -> tuple[InferRequest, infer.Wishes]:
+    if body.raw:
+        return infer.raw_request(model, version, body.tail)
+    return infer.parse_request(model, version, body.head, body.tail)
+
+
+def _written(
+    model: TensorModel, request: InferRequest, response: InferResponse, wishes: infer.Wishes, accept_encoding: str
+) -> Response:
+    written = infer.write_response(response, infer.select(request, response, model), wishes)
+    headers = {}
+    media_type = "application/json"
+    if written.head_bytes is not None:
+        headers[_HEAD_LENGTH_HEADER] = str(written.head_bytes)
+        media_type = "application/octet-stream"
+    content = written.body
+    encoding = accepted(accept_encoding)
+    if encoding is not None:
+        content = compress(encoding, content)
+        headers["Content-Encoding"] = encoding.name
+    return Response(content, headers=headers, media_type=media_type)
+
+
+async def _token_ids(engine: Engine, call: mindie_infer.TokenCall) -> list[int]:
+    try:
+        async with asyncio.timeout(call.request.timeout_s + GRACE_S):
+            generation = await engine.submit(call.request)
+            try:
+                return [event.token_id async for event in generation]
+            finally:
+                generation.abort()
+    except TimeoutError:
+        raise DeadlineExceededError("The engine did not answer in time.") from None
