@@ -1,0 +1,260 @@
+"""Business logic scripting: a model asks other models of the process."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import logging
+import threading
+from collections.abc import AsyncIterator, Coroutine, Mapping
+from typing import Any, Protocol, TypeVar
+
+from tengserve_backend.errors import (
+    DeadlineExceededError,
+    InvalidRequestError,
+    ModelExecutionError,
+    ModelNotFoundError,
+    ModelNotReadyError,
+    OverloadedError,
+    RequestAbortedError,
+    RequestError,
+    ShuttingDownError,
+    TengserveError,
+)
+from tengserve_backend.inference import TensorModel
+from tengserve_backend.python_backend.api.errors import TritonError, TritonModelException
+from tengserve_backend.python_backend.api.messages import InferenceRequest, InferenceResponse
+
+_T = TypeVar("_T")
+_log = logging.getLogger(__name__)
+
+_CODES: dict[type[TengserveError], Any] = {
+    ModelNotFoundError: TritonError.NOT_FOUND,
+    ModelNotReadyError: TritonError.UNAVAILABLE,
+    OverloadedError: TritonError.UNAVAILABLE,
+    ShuttingDownError: TritonError.UNAVAILABLE,
+    DeadlineExceededError: TritonError.UNAVAILABLE,
+    RequestAbortedError: TritonError.CANCELLED,
+    InvalidRequestError: TritonError.INVALID_ARG,
+    RequestError: TritonError.INVALID_ARG,
+}
+
+
+class Peers(Protocol):
+    """The other models, and what a model may do to them. Called from threads of models; may block."""
+
+    def tensor_model(self, name: str, version: str | None = None) -> TensorModel:
+        """A model that is ready; raises ModelNotFoundError or ModelNotReadyError."""
+        ...
+
+    def load(self, name: str, config_json: str | None, files: Mapping[str, bytes]) -> None:
+        """Load a model of the repository; raises TengserveError."""
+        ...
+
+    def unload(self, name: str, *, unload_dependents: bool) -> None:
+        """Unload a model; raises TengserveError."""
+        ...
+
+
+class BlsLoop:
+    """The event loop on which a model's own requests run; a thread that starts with the first. Ends with `stop`.
+
+    Args:
+        model: the model that asks, for the thread's name.
+    """
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._stopped = False
+
+    def run(self, coroutine: Coroutine[Any, Any, _T]) -> concurrent.futures.Future[_T]:
+        """Run a coroutine there.
+
+        Raises:
+            TritonModelException: the model is being unloaded.
+        """
+        with self._lock:
+            if self._stopped:
+                coroutine.close()
+                raise TritonModelException("The model is being unloaded.")
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                self._thread = threading.Thread(
+                    target=self._serve, args=(self._loop,), name=f"bls {self._model}", daemon=True
+                )
+                self._thread.start()
+            return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    def stop(self) -> None:
+        """Cancel what runs and end the thread. Harmless when called again."""
+        with self._lock:
+            self._stopped = True
+            loop, self._loop = self._loop, None
+        if loop is not None and self._thread is not None:
+            loop.call_soon_threadsafe(loop.stop)
+            self._thread.join()
+
+    @staticmethod
+    def _serve(loop: asyncio.AbstractEventLoop) -> None:
+        asyncio.set_event_loop(loop)
+        loop.run_forever()
+        tasks = asyncio.all_tasks(loop)
+        for task in tasks:
+            task.cancel()
+        loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.close()
+
+
+class ResponseIterator:
+    """The responses of a decoupled model, as it makes them."""
+
+    def __init__(self, loop: BlsLoop, responses: AsyncIterator[InferenceResponse]) -> None:
+        self._loop = loop
+        self._responses = responses
+        self._done = False
+
+    def __iter__(self) -> ResponseIterator:
+        return self
+
+    def __next__(self) -> InferenceResponse:
+        if self._done:
+            raise StopIteration
+        response = self._loop.run(self._next()).result()
+        if response is None:
+            self._done = True
+            raise StopIteration
+        return response
+
+    def cancel(self) -> None:
+        """The remaining responses are not wanted."""
+        if not self._done:
+            self._done = True
+            self._loop.run(self._close())
+
+    async def _next(self) -> InferenceResponse | None:
+        return await anext(self._responses, None)
+
+    async def _close(self) -> None:
+        close = getattr(self._responses, "aclose", None)
+        if close is not None:
+            await close()
+
+
+class Bls:
+    """What one loaded model can ask of its process.
+
+    Args:
+        model: the model that asks.
+        peers: the others; None when the host knows none.
+    """
+
+    def __init__(self, model: str, peers: Peers | None) -> None:
+        self._peers = peers
+        self._loop = BlsLoop(model)
+        self.open = False
+        """Set while requests are served: in `initialize` and `finalize` no model may ask another."""
+
+    def exec(self, request: InferenceRequest, *, decoupled: bool) -> InferenceResponse | ResponseIterator:
+        """See InferenceRequest.exec."""
+        self._check_open()
+        if decoupled:
+            return ResponseIterator(self._loop, self._responses(request, decoupled=True))
+        return self._loop.run(self._single(request)).result()
+
+    async def async_exec(self, request: InferenceRequest, *, decoupled: bool) -> InferenceResponse | ResponseIterator:
+        """See InferenceRequest.async_exec."""
+        self._check_open()
+        if decoupled:
+            return ResponseIterator(self._loop, self._responses(request, decoupled=True))
+        return await asyncio.wrap_future(self._loop.run(self._single(request)))
+
+    def load_model(self, name: str, config: str, files: Mapping[str, bytes] | None) -> None:
+        """See the API."""
+        paths = {path.removeprefix("file:"): data for path, data in (files or {}).items()}
+        self._change(lambda peers: peers.load(name, config or None, paths))
+
+    def unload_model(self, name: str, unload_dependents: bool) -> None:
+        """See the API."""
+        self._change(lambda peers: peers.unload(name, unload_dependents=unload_dependents))
+
+    def is_model_ready(self, name: str, version: str) -> bool:
+        """See the API."""
+        if self._peers is None:
+            return False
+        try:
+            model = self._peers.tensor_model(name, version or None)
+            return self._loop.run(_ready(model)).result()
+        except TengserveError:
+            return False
+
+    def stop(self) -> None:
+        """End what the model still asks."""
+        self.open = False
+        self._loop.stop()
+
+    def _check_open(self) -> None:
+        if not self.open:
+            raise TritonModelException("BLS is only supported during the 'execute' function.")
+
+    def _change(self, change: Any) -> None:
+        if self._peers is None:
+            raise TritonModelException("This server does not let models load or unload others.")
+        try:
+            change(self._peers)
+        except TengserveError as error:
+            raise TritonModelException(error.message) from error
+
+    async def _single(self, request: InferenceRequest) -> InferenceResponse:
+        async for response in self._responses(request, decoupled=False):
+            return response
+        return InferenceResponse(error=TritonError("An error occurred while performing BLS request."))
+
+    async def _responses(self, request: InferenceRequest, *, decoupled: bool) -> AsyncIterator[InferenceResponse]:
+        asked = request.to_infer()
+        try:
+            model = self._find(asked.model, asked.version)
+            if model.decoupled and not decoupled:
+                raise ModelExecutionError(
+                    f"Model {asked.model} is using the decoupled. The current BLS request call doesn't support models "
+                    f"using the decoupled transaction policy. Please use 'decoupled=True' argument to the 'exec' or "
+                    f"'async_exec' calls for decoupled models.'"
+                )
+            responses = model.infer(asked)
+            try:
+                async for response in responses:
+                    # Also the one without outputs that only says that it is the last: python_backend shows it.
+                    yield InferenceResponse.from_infer(response)
+            finally:
+                close = getattr(responses, "aclose", None)
+                if close is not None:
+                    await close()
+        except TengserveError as error:
+            yield InferenceResponse(error=TritonError(error.message, _code(error)))
+        except Exception:  # noqa: BLE001 - another model's fault is a response, not this model's crash
+            _log.exception("a request to model %s failed", asked.model)
+            yield InferenceResponse(error=TritonError("An error occurred while performing BLS request."))
+
+    def _find(self, name: str, version: str) -> TensorModel:
+        try:
+            if self._peers is None:
+                raise ModelNotFoundError(name)
+            return self._peers.tensor_model(name, version or None)
+        except (ModelNotFoundError, ModelNotReadyError) as error:
+            raise type(error)(f"Failed for execute the inference request. Model '{name}' is not ready.") from error
+
+
+async def _ready(model: TensorModel) -> bool:
+    return await model.is_ready()
+
+
+def _code(error: TengserveError) -> Any:
+    if isinstance(error, ModelExecutionError):
+        return error.code
+    for parent in type(error).__mro__:
+        if parent in _CODES:
+            return _CODES[parent]
+    return TritonError.INTERNAL

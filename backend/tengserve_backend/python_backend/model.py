@@ -1,0 +1,255 @@
+"""A user's model.py as a TensorModel: its queue, its instances and its life."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import logging
+import threading
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
+
+from tengserve_backend.errors import (
+    DeadlineExceededError,
+    RequestAbortedError,
+    ShuttingDownError,
+    TengserveError,
+)
+from tengserve_backend.inference import InferRequest, InferResponse, ModelStatistics, TensorSpec
+from tengserve_backend.python_backend.api.metrics import ModelMetrics
+from tengserve_backend.python_backend.bls import Bls
+from tengserve_backend.python_backend.checks import check_request
+from tengserve_backend.python_backend.config import PythonConfig
+from tengserve_backend.python_backend.counters import Counters
+from tengserve_backend.python_backend.instance import Instance
+from tengserve_backend.python_backend.request_queue import TIMEOUT_EXPIRED, RequestQueue
+from tengserve_backend.python_backend.sequences import Sequences
+from tengserve_backend.python_backend.ticket import OrderedAnswers, Ticket
+
+READY_TIMEOUT_S = 5.0
+"""So long a model's `is_ready` may take, as in Triton."""
+
+STOP_TIMEOUT_S = 30.0
+"""So long a call of the model may still take once it is stopped; a thread that hangs for longer is left behind."""
+
+_STOPPED = "The model is being unloaded."
+_log = logging.getLogger(__name__)
+
+
+class PythonModel:
+    """See inference.TensorModel. `stop` ends its threads.
+
+    Args:
+        name, version: as in the repository.
+        full_config: the whole configuration in Triton's JSON form, completed by the model itself.
+        config: the same, typed.
+        queue: what the instances take from.
+        counters: what the instances count in.
+        instances: ready ones.
+        bls, metrics: what the model holds in the process.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        version: str,
+        full_config: Mapping[str, Any],
+        config: PythonConfig,
+        queue: RequestQueue,
+        counters: Counters,
+        instances: Sequence[Instance],
+        bls: Bls,
+        metrics: ModelMetrics,
+    ) -> None:
+        self._name = name
+        self._version = version
+        self._full_config = full_config
+        self._config = config
+        self._queue = queue
+        self._counters = counters
+        self._instances = tuple(instances)
+        self._bls = bls
+        self._metrics = metrics
+        keeps_order = config.batching is not None and config.batching.preserve_ordering and not config.decoupled
+        self._ordered = OrderedAnswers() if keeps_order else None
+        self._sequences = (
+            None if config.sequence_idle_us is None else Sequences(name, len(self._instances), config.sequence_idle_us)
+        )
+        self._lock = threading.Lock()
+        self._active: set[Ticket] = set()
+        self._idle = threading.Event()
+        self._idle.set()
+        self._closing = False
+        self._check: concurrent.futures.Future[bool] | None = None
+
+    @property
+    def name(self) -> str:
+        """See TensorModel."""
+        return self._name
+
+    @property
+    def version(self) -> str:
+        """See TensorModel."""
+        return self._version
+
+    @property
+    def platform(self) -> str:
+        """See TensorModel."""
+        return self._config.platform
+
+    @property
+    def max_batch_size(self) -> int:
+        """See TensorModel."""
+        return self._config.max_batch_size
+
+    @property
+    def decoupled(self) -> bool:
+        """See TensorModel."""
+        return self._config.decoupled
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        """See TensorModel."""
+        return self._config.inputs
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        """See TensorModel."""
+        return self._config.outputs
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """The whole configuration in Triton's JSON form, as the model's `auto_complete_config` left it."""
+        return self._full_config
+
+    def statistics(self) -> ModelStatistics:
+        """See TensorModel."""
+        return self._counters.snapshot()
+
+    def pending(self) -> int:
+        """Requests that wait for an instance."""
+        return len(self._queue)
+
+    async def is_ready(self) -> bool:
+        """See TensorModel. Asks the `is_ready` of every instance, if the model has one."""
+        with self._lock:
+            if self._closing:
+                return False
+            if self._check is None or self._check.done():
+                self._check = concurrent.futures.Future()
+                # A thread of its own, as it may hang; there is never more than one.
+                threading.Thread(
+                    target=self._ask_instances, args=(self._check,), name=f"ready {self._name}", daemon=True
+                ).start()
+            check = self._check
+        try:
+            return await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(check)), READY_TIMEOUT_S)
+        except TimeoutError:
+            return False
+
+    async def infer(self, request: InferRequest) -> AsyncIterator[InferResponse]:
+        """See TensorModel.
+
+        Raises:
+            InvalidRequestError: the tensors do not fit the model, or the request its sequence.
+            OverloadedError: the queue is full, or the request has waited longer than its policy allows.
+            DeadlineExceededError: the request's own timeout has passed.
+            ModelExecutionError: the model failed, or answered with an error.
+            RequestAbortedError: the model was stopped.
+            ShuttingDownError: the model takes nothing new.
+        """
+        ticket = Ticket(
+            request, check_request(self._name, self._config, request), self._counters, self._ordered, self._ended
+        )
+        timers = self._admit(ticket)
+        try:
+            while True:
+                item = await ticket.next()
+                if isinstance(item, TengserveError):
+                    raise item
+                yield item
+                if item.final:
+                    return
+        finally:
+            for timer in timers:
+                timer.cancel()
+            if not ticket.ended:
+                ticket.cancel()
+                if self._queue.remove(ticket):
+                    ticket.drop()
+
+    async def drain(self, timeout_s: float) -> bool:
+        """See Servable."""
+        with self._lock:
+            self._closing = True
+        return await asyncio.to_thread(self._idle.wait, timeout_s)
+
+    def stop(self) -> None:
+        """See Servable. Harmless when called again."""
+        with self._lock:
+            self._closing = True
+        self._queue.close()
+        with self._lock:
+            active = list(self._active)
+        for ticket in active:
+            ticket.fail(RequestAbortedError(_STOPPED))
+            ticket.cancel()
+        end_instances(self._instances, self._bls, self._metrics)
+
+    def _admit(self, ticket: Ticket) -> list[asyncio.TimerHandle]:
+        request = ticket.request
+        with self._lock:
+            if self._closing:
+                raise ShuttingDownError(_STOPPED)
+            if self._sequences is not None:
+                ticket.instance = self._sequences.instance(request)
+            self._active.add(ticket)
+            self._idle.clear()
+            if self._ordered is not None:
+                self._ordered.enter(ticket)
+        try:
+            wait_s = self._queue.put(ticket)
+        except TengserveError as error:
+            # Counted, and out of the line of those who wait for their turn to answer.
+            ticket.fail(error)
+            raise
+        timers = []
+        if wait_s is not None:
+            timers.append(ticket.loop.call_later(wait_s, self._queue.expire, ticket))
+        if request.timeout_us and not self._queue.bounds_timeout(ticket):
+            timers.append(ticket.loop.call_later(request.timeout_us / 1e6, self._deadline, ticket))
+        return timers
+
+    def _deadline(self, ticket: Ticket) -> None:
+        self._queue.remove(ticket)
+        ticket.fail(DeadlineExceededError(TIMEOUT_EXPIRED))
+        ticket.cancel()
+
+    def _ended(self, ticket: Ticket) -> None:
+        with self._lock:
+            self._active.discard(ticket)
+            if not self._active:
+                self._idle.set()
+
+    def _ask_instances(self, check: concurrent.futures.Future[bool]) -> None:
+        try:
+            check.set_result(all(instance.user_ready() for instance in self._instances))
+        except BaseException:  # noqa: BLE001 - a user's is_ready may raise anything; then the model is not ready
+            _log.exception("model %s: is_ready failed", self._name)
+            check.set_result(False)
+
+
+def end_instances(instances: Sequence[Instance], bls: Bls, metrics: ModelMetrics) -> None:
+    """Wait for the threads of instances whose queue is closed, and give back what their model holds. Blocks."""
+    bls.stop()
+    deadline = time.monotonic() + STOP_TIMEOUT_S
+    hung = [one for one in instances if not one.join(max(0.0, deadline - time.monotonic()))]
+    for instance in hung:
+        instance.abandon()
+    for instance in hung:
+        # Whose asynchronous executions were the reason ends now.
+        if not instance.join(1.0):
+            _log.error("model %s hangs in its own code; its thread is left behind", instance.name)
+    metrics.close()

@@ -1,0 +1,217 @@
+"""One request on its way through a python model: where its responses go, and whether anybody still wants them."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import enum
+import threading
+from collections.abc import Callable
+
+from tengserve_backend.errors import ModelExecutionError, RequestAbortedError, TengserveError
+from tengserve_backend.inference import InferRequest, InferResponse
+from tengserve_backend.python_backend.counters import Counters, RequestTimes
+
+MAX_UNREAD_RESPONSES = 1024
+MAX_UNREAD_BYTES = 32 * 2**20
+"""A model that is further ahead of its client waits in `send`, or is cut off when it cannot wait."""
+
+MAX_SEND_WAIT_S = 600.0
+"""So long `send` waits for a client that reads nothing."""
+
+_Item = InferResponse | TengserveError
+
+
+class End(enum.Enum):
+    """How a request ended, for the statistics."""
+
+    SUCCEEDED = enum.auto()
+    FAILED = enum.auto()
+    CANCELLED = enum.auto()
+
+
+class OrderedAnswers:
+    """Lets requests of a model answer in the order in which they came, whichever is done first."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._line: collections.deque[Ticket] = collections.deque()
+        self._ready: dict[int, _Item | None] = {}
+
+    def enter(self, ticket: Ticket) -> None:
+        """A request came."""
+        with self._lock:
+            self._line.append(ticket)
+
+    def answer(self, ticket: Ticket, item: _Item | None) -> None:
+        """A request is done; None when nobody wants to know. Delivers what nobody is before any more."""
+        with self._lock:
+            self._ready[id(ticket)] = item
+            while self._line and id(self._line[0]) in self._ready:
+                first = self._line.popleft()
+                answer = self._ready.pop(id(first))
+                if answer is not None:
+                    first.hand_over(answer)
+
+
+class Ticket:
+    """See the module. Made on the caller's event loop; everything else but `next` may be called from any thread.
+
+    Args:
+        request: what was asked, checked against the model.
+        batch: its batch size.
+        counters: where its end is counted.
+        ordered: the line that it stands in, if answers keep their order.
+        on_end: called once, when it ended, from any thread.
+    """
+
+    def __init__(
+        self,
+        request: InferRequest,
+        batch: int,
+        counters: Counters,
+        ordered: OrderedAnswers | None,
+        on_end: Callable[[Ticket], None],
+    ) -> None:
+        self.request = request
+        self.batch = batch
+        self.times = RequestTimes()
+        self.level = 0
+        self.instance: int | None = None
+        self.queue_deadline_ns = 0
+        self.signature: object = None
+        self.loop = asyncio.get_running_loop()
+        self._counters = counters
+        self._ordered = ordered
+        self._on_end = on_end
+        self._lock = threading.Lock()
+        self._room = threading.Condition(self._lock)
+        self._items: collections.deque[_Item] = collections.deque()
+        self._unread_bytes = 0
+        self._waiter: asyncio.Future[None] | None = None
+        self._cancelled = False
+        self._ended = False
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether nobody waits for responses any more."""
+        return self._cancelled
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has its last response, or its error."""
+        return self._ended
+
+    async def next(self) -> _Item:
+        """The next response, or the error that ends the request."""
+        while True:
+            with self._lock:
+                if self._items:
+                    item = self._items.popleft()
+                    if isinstance(item, InferResponse):
+                        self._unread_bytes -= _size(item)
+                    self._room.notify_all()
+                    return item
+                self._waiter = self.loop.create_future()
+            await self._waiter
+
+    def respond(self, response: InferResponse) -> None:
+        """Send a response; with `final` it ends the request. One that nobody wants is dropped.
+
+        Blocks while the client is too far behind; on a thread that runs an event loop, which must not block, the
+        request fails instead.
+        """
+        if self._ended:
+            return
+        if response.final:
+            self._end(response, End.CANCELLED if self._cancelled else End.SUCCEEDED)
+            return
+        if not self._wait_for_room():
+            self.cancel()
+            self.fail(RequestAbortedError("The client reads its responses too slowly."))
+            return
+        self.hand_over(response)
+
+    def fail(self, error: TengserveError) -> None:
+        """End the request with an error."""
+        self._end(error, End.CANCELLED if self._cancelled else End.FAILED)
+
+    def cancel(self) -> None:
+        """Nobody waits any more. What runs learns of it through `is_cancelled`."""
+        with self._lock:
+            self._cancelled = True
+            self._room.notify_all()
+
+    def drop(self) -> None:
+        """End a cancelled request that no instance has."""
+        self._end(None, End.CANCELLED)
+
+    def abandon(self, *, decoupled: bool, model: str, version: str) -> None:
+        """End a request whose sender the model has forgotten. Takes no lock: it is called by the garbage collector."""
+
+        def end() -> None:
+            if decoupled:
+                self.respond(InferResponse(model, version, self.request.request_id, ()))
+            else:
+                self.fail(ModelExecutionError(f"Model '{model}' has let the request go without a response."))
+
+        try:
+            self.loop.call_soon_threadsafe(end)
+        except RuntimeError:
+            return  # The caller's loop is closed: nobody waits.
+
+    def hand_over(self, item: _Item) -> None:
+        """Put a response where the caller finds it."""
+        with self._lock:
+            self._items.append(item)
+            if isinstance(item, InferResponse):
+                self._unread_bytes += _size(item)
+            waiter, self._waiter = self._waiter, None
+        if waiter is not None:
+            try:
+                self.loop.call_soon_threadsafe(_wake, waiter)
+            except RuntimeError:
+                return  # The caller's loop is closed: nobody is left to read.
+
+    def _wait_for_room(self) -> bool:
+        def has_room() -> bool:
+            return self._cancelled or (
+                len(self._items) < MAX_UNREAD_RESPONSES and self._unread_bytes < MAX_UNREAD_BYTES
+            )
+
+        with self._lock:
+            if has_room():
+                return True
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            with self._lock:
+                # Ends early when the client leaves: then the ticket is cancelled.
+                return self._room.wait_for(has_room, MAX_SEND_WAIT_S)
+        return False
+
+    def _end(self, item: _Item | None, end: End) -> None:
+        with self._lock:
+            if self._ended:
+                return
+            self._ended = True
+        if end is End.SUCCEEDED:
+            self._counters.succeeded(self.times, self.batch)
+        elif end is End.FAILED:
+            self._counters.failed(self.times)
+        else:
+            self._counters.cancelled(self.times)
+        if self._ordered is not None:
+            self._ordered.answer(self, item)
+        elif item is not None:
+            self.hand_over(item)
+        self._on_end(self)
+
+
+def _wake(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
+
+
+def _size(response: InferResponse) -> int:
+    return sum(output.data.nbytes for output in response.outputs)
