@@ -239,7 +239,7 @@ def test_a_folder_without_a_tokenizer_is_refused(serve, folder):
     (folder / "tokenizer.json").write_text("{}")
     assert refusal(serve, folder).startswith("the model's tokenizer cannot be loaded: ")
     (folder / "tokenizer.json").unlink()
-    assert "the folder has no tokenizer files" in refusal(serve, folder)
+    assert "the folder tiny/1 has no tokenizer files" in refusal(serve, folder)
 
 
 # Code in the folder
