@@ -6,7 +6,7 @@ listening, loading .... live, not ready; the load thread owns the loading
 ready ................. every model can answer
 signal ................ at once not ready and nothing admitted; after pre_drain_delay_s running answers get
                         drain_timeout_s, what is left is ended; engines stop; connections close; status 0
-second signal ......... end now, status 128 + signal
+second signal ......... end now, status 128 + signal; after a failure, and once all is stopped, the status is kept
 load failure .......... with exit_on_error: status 1 at once; else up, not ready
 dead engine ........... its waiters get their errors; short grace; status 1, so that Kubernetes restarts the pod
 ```
@@ -159,11 +159,15 @@ class Lifecycle:
             await asyncio.gather(*helpers, return_exceptions=True)
         _log.log(logging.ERROR if stop.exit_code else logging.INFO, "stopping: %s", stop.reason)
         await self._shut_down(stop, server, http)
+        for number in SIGNALS:
+            # The event loop's handlers go with it, and the interpreter's end takes seconds.
+            loop.remove_signal_handler(number)
+            signal.signal(number, lambda *_: end_now(stop.exit_code))
         return stop.exit_code
 
     def _on_signal(self, number: signal.Signals) -> None:
-        if self._draining:
-            end_now(128 + number)
+        if self._stop is not None and self._stop.done():
+            end_now(self._stop.result().exit_code or 128 + number)
         self._end(Stop(f"received {number.name}", 0, self._drain_timeout_s, self._pre_drain_delay_s))
 
     def _on_server_end(self, http: asyncio.Future[None]) -> None:

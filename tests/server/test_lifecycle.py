@@ -193,6 +193,30 @@ def test_a_dead_engine_fails_its_waiters_and_ends_the_process(scripted_repositor
         assert any("died: The device is gone." in line for line in server.stderr)
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(("command", "status"), [("die", 1), ("", 0)])
+def test_a_signal_at_the_very_end_does_not_change_the_status(
+    scripted_repository: Path, command: str, status: int, number: signal.Signals
+) -> None:
+    with ready(scripted_repository, "--lingers") as server:
+        if command:
+            server.tell(command)
+        else:
+            server.signal(number)
+        server.wait_for(re.compile("^lingers"), "stderr")
+        server.signal(number)
+        assert server.wait() == status
+
+
+def test_a_signal_after_a_failure_ends_the_process_now_with_the_failures_status(scripted_repository: Path) -> None:
+    with ready(scripted_repository) as server:
+        tell(server, "hang")
+        server.tell("die")
+        server.wait_for(re.compile("stopping: "), "stderr")
+        server.signal(signal.SIGTERM)
+        assert server.wait() == 1
+
+
 def test_a_server_that_cannot_watch_its_engines_ends(scripted_repository: Path) -> None:
     with ready(scripted_repository) as server:
         server.tell("confuse")

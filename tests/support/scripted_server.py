@@ -10,7 +10,8 @@ Lines on stdin, each answered with "did <line>" on stderr:
 - `hang`: the engine will not stop when it is told to.
 - `die`: the engine is dead, and its generations fail.
 
-The flag --stuck makes a load ignore the server's stop, as a device driver might.
+The flag --stuck makes a load ignore the server's stop, as a device driver might; with --lingers the interpreter does
+not come to its end, and says "lingers" on stderr.
 """
 
 from __future__ import annotations
@@ -167,4 +168,9 @@ if __name__ == "__main__":
     script = Script(stuck="--stuck" in sys.argv)
     server.load_model = script.load  # type: ignore[assignment]  # a scripted engine is an Engine
     lifecycle.STOP_TIMEOUT_S = lifecycle.LOAD_STOP_TIMEOUT_S = 0.5
-    raise SystemExit(cli.main([argument for argument in sys.argv[1:] if argument != "--stuck"]))
+    status = cli.main([argument for argument in sys.argv[1:] if argument not in ("--stuck", "--lingers")])
+    if "--lingers" in sys.argv:
+        sys.stderr.write("lingers\n")
+        sys.stderr.flush()
+        threading.Event().wait()
+    raise SystemExit(status)
