@@ -69,7 +69,7 @@ async def test_the_url_decides_the_shape_of_token_ids(path: str, token_id: objec
         (V2, "{}", "Parameter text_input is required."),
         (V2, '{"text_input":null}', "Parameter text_input must not be null."),
         (V2, '{"text_input":""}', "Parameter text_input must have a number of characters in [1, 16000], got 0."),
-        (V2, '{"text_input":["a"]}', "text_input must be a string, got an array: multimodal"),
+        (V2, '{"text_input":["a","b"]}', "text_input must be a string, got an array: multimodal"),
         (V2, '{"text_input":"a","id":""}', "Parameter id must have a number of characters in [1, 256], got 0."),
         (V2, '{"text_input":"a","id":7}', "id must be string type, got 7."),
         (V2, '{"text_input":"a","id":"a\\nb"}', "Parameter id must be printable characters"),

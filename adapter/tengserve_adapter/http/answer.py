@@ -12,6 +12,7 @@ from tengserve_adapter.http.sse import EventStream, send_json
 from tengserve_adapter.protocols.call import Call, Reply
 from tengserve_backend.engine.base import Engine, Generation
 from tengserve_backend.errors import DeadlineExceededError, GenerationFailedError
+from tengserve_backend.generation import TokenEvent
 
 GRACE_S: Final = 5.0
 """How long after its timeout a request waits for the engine to end it. Past that the engine is taken for dead."""
@@ -62,11 +63,11 @@ async def _stream(generation: Generation, reply: Reply, stream: EventStream) -> 
 
 
 async def _collect(generation: Generation, reply: Reply) -> bytes:
-    texts: list[str] = []
+    events: list[TokenEvent] = []
     async for event in generation:
-        texts.append(event.text)
+        events.append(event)
         if event.finish is not None:
-            return reply.answer("".join(texts), event.finish)
+            return reply.answer(events, event.finish)
     raise _no_end()
 
 

@@ -19,7 +19,7 @@ from tengserve_adapter.http.disconnect import ClientDisconnected, while_connecte
 from tengserve_adapter.http.errors import response_for
 from tengserve_adapter.http.models import Models
 from tengserve_adapter.http.settings import HttpSettings
-from tengserve_adapter.protocols import generate, mindie
+from tengserve_adapter.protocols import generate, mindie, triton_llm
 from tengserve_adapter.protocols.call import Call
 from tengserve_backend.engine.base import Engine, ModelInfo
 from tengserve_backend.errors import ModelNotFoundError, ShuttingDownError, shown
@@ -169,7 +169,8 @@ class GenerateEndpoint(GenerationEndpoint):
         return self._context.engine(request.path_params["model"], request.path_params.get("version"))
 
     def _parse(self, request: Request, body: dict[str, object], info: ModelInfo) -> Call:
-        return generate.parse(
+        parse = triton_llm.parse if triton_llm.is_triton(body) else generate.parse
+        return parse(
             body,
             info,
             model_name=request.path_params["model"],

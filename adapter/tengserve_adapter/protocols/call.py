@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -22,8 +23,8 @@ class Reply(Protocol):
         """The JSON of the next stream event; called once for each token, in order."""
         ...
 
-    def answer(self, text: str, finish: Finish) -> bytes:
-        """The JSON of the whole answer."""
+    def answer(self, events: Sequence[TokenEvent], finish: Finish) -> bytes:
+        """The JSON of the whole answer, from all its events."""
         ...
 
 
@@ -42,3 +43,8 @@ class Call:
     stream: bool
     reply: Reply
     ignored: Ignored
+
+
+def text_of(events: Sequence[TokenEvent]) -> str:
+    """The text of an answer."""
+    return "".join(event.text for event in events)

@@ -6,11 +6,11 @@ or flat, as in its table.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import orjson
 
-from tengserve_adapter.protocols.call import FINISH_REASONS, Call
+from tengserve_adapter.protocols.call import FINISH_REASONS, Call, text_of
 from tengserve_backend.engine.base import ModelInfo
 from tengserve_backend.generation import Finish, ModelLimits, TokenEvent
 from tengserve_backend.generation.body import generation_request, read_body, required
@@ -78,6 +78,14 @@ class GenerateReply:
 
     def event(self, event: TokenEvent) -> bytes:
         """Every event carries its own text, the last one too; times and counts only with details."""
+        return orjson.dumps(self.event_data(event))
+
+    def answer(self, events: Sequence[TokenEvent], finish: Finish) -> bytes:
+        """`details` is there only when it was asked for."""
+        return orjson.dumps(self.answer_data(events, finish))
+
+    def event_data(self, event: TokenEvent) -> dict[str, object]:
+        """What `event` writes."""
         self._tokens += 1
         text = event.text
         if self._full_text:
@@ -89,19 +97,19 @@ class GenerateReply:
             data["details"] = self._event_details(event.finish)
             data["prefill_time"] = latency if self._tokens == 1 else None
             data["decode_time"] = None if self._tokens == 1 else latency
-        return orjson.dumps(data)
+        return data
 
     def _event_details(self, finish: Finish | None) -> dict[str, object]:
         if finish is not None:
             return _details(finish)
         return {"generated_tokens": self._tokens, "first_token_cost": None, "decode_cost": None}
 
-    def answer(self, text: str, finish: Finish) -> bytes:
-        """`details` is there only when it was asked for."""
-        data = {**self._head, "text_output": text}
+    def answer_data(self, events: Sequence[TokenEvent], finish: Finish) -> dict[str, object]:
+        """What `answer` writes."""
+        data = {**self._head, "text_output": text_of(events)}
         if self._details:
             data["details"] = _details(finish)
-        return orjson.dumps(data)
+        return data
 
 
 def _details(finish: Finish) -> dict[str, object]:

@@ -6,11 +6,11 @@ Both URLs take `inputs` or `input_id`, as the open MindIE server does; the URL d
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import orjson
 
-from tengserve_adapter.protocols.call import FINISH_REASONS, Call
+from tengserve_adapter.protocols.call import FINISH_REASONS, Call, text_of
 from tengserve_backend.engine.base import ModelInfo
 from tengserve_backend.errors import InvalidRequestError
 from tengserve_backend.generation import Finish, TokenEvent
@@ -87,9 +87,9 @@ class NativeReply:
         data["token"] = {"id": [event.token_id] if self._id_in_list else event.token_id, "text": text}
         return orjson.dumps(data)
 
-    def answer(self, text: str, finish: Finish) -> bytes:
+    def answer(self, events: Sequence[TokenEvent], finish: Finish) -> bytes:
         """`details` is there only when it was asked for."""
-        data: dict[str, object] = {"generated_text": text}
+        data: dict[str, object] = {"generated_text": text_of(events)}
         if self._details:
             data["details"] = _details(finish)
         return orjson.dumps(data)

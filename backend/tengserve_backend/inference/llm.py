@@ -34,7 +34,9 @@ GRACE_S: Final = 5.0
 """How long after its timeout a request waits for the engine to end it. Past that the engine is taken for dead."""
 
 _NS: Final = 1_000_000_000
-_FINISH_REASONS: Final = {FinishReason.EOS: b"stop", FinishReason.STOP: b"stop", FinishReason.LENGTH: b"length"}
+FINISH_REASONS: Final = {FinishReason.EOS: "stop", FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
+"""As the vLLM backend has them; before its end an answer has the text None."""
+
 _TOKEN_IDS: Final = frozenset({Datatype.INT32, Datatype.INT64, Datatype.UINT32})
 _DATATYPES: Final = {
     Kind.BOOLEAN: Datatype.BOOL,
@@ -255,11 +257,11 @@ class _Answer:
             case "output_ids":
                 return _numbers(name, Datatype.INT32, [event.token_id for event in events])
             case "finish_reason":
-                return _bytes(name, b"None" if finish is None else _FINISH_REASONS[finish.reason])
+                return _bytes(name, b"None" if finish is None else FINISH_REASONS[finish.reason].encode())
             case "cumulative_logprob":
                 return _numbers(name, Datatype.FP32, [self._cumulative])
             case "logprobs":
-                return _bytes(name, _logprobs_text(events))
+                return _bytes(name, logprobs_json(events).encode())
             case "num_input_tokens":
                 return _numbers(name, Datatype.UINT32, [self.prompt_tokens])
             case _:
@@ -334,9 +336,9 @@ def _numbers(name: str, datatype: Datatype, items: Sequence[int | float]) -> Inf
     return InferTensor(name, datatype, np.array(items, datatype.dtype))
 
 
-def _logprobs_text(events: Sequence[TokenEvent]) -> bytes:
+def logprobs_json(events: Sequence[TokenEvent]) -> str:
     """A JSON text as the vLLM backend has it: a list with one object a token, from token id to its log probability."""
-    return json.dumps([_alternatives(event, event.logprobs) for event in events if event.logprobs]).encode()
+    return json.dumps([_alternatives(event, event.logprobs) for event in events if event.logprobs])
 
 
 def _alternatives(event: TokenEvent, logprobs: TokenLogprobs) -> dict[str, dict[str, object]]:
