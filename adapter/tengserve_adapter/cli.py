@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import MISSING, fields
@@ -16,15 +17,17 @@ from typing import Any, NoReturn
 
 from tengserve_adapter import settings as options
 from tengserve_adapter.settings import ServerSettings
-from tengserve_backend.errors import ConfigurationError, shown
+from tengserve_backend.errors import ConfigurationError, one_line, shown
 
 PROGRAM = "tengserve"
+_STDERR = 2
 USAGE_ERROR = 2
 RUN_ERROR = 1
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; the process's exit status."""
+    _open_standard_streams()
     parser, serve_parser = build_parsers()
     arguments, unknown = parser.parse_known_args(sys.argv[1:] if argv is None else argv)
     if arguments.command is None:
@@ -70,6 +73,19 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise SystemExit(_fail(f"{message} (see {self.prog} --help)", USAGE_ERROR))
+
+
+def _open_standard_streams() -> None:
+    """Open on nothing whichever of stdin, stdout and stderr was closed.
+
+    Else the listening socket would get the number of stderr, and whatever a library complains of there.
+    """
+    while (number := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
+        pass
+    os.close(number)
+    # Python has None for a stream that was closed, and print() then writes to the other one.
+    if sys.stderr is None:
+        sys.stderr = open(_STDERR, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - it stays open to the process's end
 
 
 def _required() -> list[str]:
@@ -130,5 +146,5 @@ def _unknown(argument: str) -> str:
 
 
 def _fail(message: str, status: int) -> int:
-    print(f"{PROGRAM}: error: {message}", file=sys.stderr, flush=True)  # noqa: T201 - the command's own output
+    print(f"{PROGRAM}: error: {one_line(message)}", file=sys.stderr, flush=True)  # noqa: T201 - the command's own output
     return status

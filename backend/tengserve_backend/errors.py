@@ -31,16 +31,26 @@ import enum
 import re
 
 _MAX_VALUE_CHARS = 64
+# Controls (C0, DEL, C1), line and paragraph separators, marks that turn the direction of text, surrogates.
+_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _MAX_REASON_CHARS = 300
 _PATH = re.compile(r"(?:\w+:/)?/[^\s/'\"`,;:)\]>]+(?:/[^\s/'\"`,;:)\]>]*)+")
 
 
-def shown(value: object) -> str:
-    """The value as it may be echoed in an error: printable, and never longer than 64 characters."""
+def one_line(text: str) -> str:
+    """Text that whoever reads it sees as it is: every control character, line break and surrogate escaped.
+
+    Nothing that a client or a folder's name says may make lines of its own, or move a terminal's cursor.
+    """
+    return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
+
+
+def shown(value: object, limit: int = _MAX_VALUE_CHARS) -> str:
+    """The value as it may be echoed in an error: on one line, and never longer than 64 characters of the value."""
     text = value if isinstance(value, str) else repr(value)
-    if len(text) > _MAX_VALUE_CHARS:
-        text = text[: _MAX_VALUE_CHARS - 3] + "..."
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+    if len(text) > limit:
+        text = text[: limit - 3] + "..."
+    return one_line(text)
 
 
 def foreign_reason(error: BaseException, folder: str) -> str:
@@ -51,8 +61,7 @@ def foreign_reason(error: BaseException, folder: str) -> str:
         folder: the model's folder, called so; other paths become "...".
     """
     line = next((line for line in str(error).splitlines() if line.strip()), "").strip() or type(error).__name__
-    line = _PATH.sub("...", line.replace(folder, "the model's folder"))
-    return line if len(line) <= _MAX_REASON_CHARS else line[: _MAX_REASON_CHARS - 3] + "..."
+    return shown(_PATH.sub("...", line.replace(folder, "the model's folder")), _MAX_REASON_CHARS)
 
 
 class TengserveError(Exception):
@@ -112,7 +121,7 @@ class ModelNotReadyError(ServerError):
 
 
 class OverloadedError(ServerError):
-    """A queue is full.
+    """A queue, or the room for request bodies, is full.
 
     Attributes:
         retry_after_s: whole seconds after which trying again makes sense.

@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 from support.model_folders import add_model
-from support.server_process import run_cli
+from support.server_process import START_TIMEOUT_S, environment, run_cli
 from tengserve_adapter.settings import ServerSettings
 from tengserve_backend.errors import ConfigurationError
+
+SCRIPTED_SERVER = Path(__file__).parents[1] / "support" / "scripted_server.py"
 
 
 def one_line(result: subprocess.CompletedProcess[str]) -> str:
@@ -62,7 +64,7 @@ def test_mistakes_are_one_line(arguments: list[str], message: str, tmp_path: Pat
 def test_settings_can_hold_no_wrong_value() -> None:
     with pytest.raises(ConfigurationError, match="--max-body-bytes must be from 1024"):
         ServerSettings(model_repository=Path(), max_body_bytes=0)
-    with pytest.raises(ConfigurationError, match="--max-held-body-bytes must be at least --max-body-bytes, 2000, got"):
+    with pytest.raises(ConfigurationError, match=r"--max-held-body-bytes must be at least .*, got 1999"):
         ServerSettings(model_repository=Path(), max_body_bytes=2000, max_held_body_bytes=1999)
 
 
@@ -107,3 +109,65 @@ def test_the_command_line_imports_nothing_heavy() -> None:
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
     assert result.stdout.strip() == "[]"
+
+
+def test_a_path_that_is_too_long_is_one_line() -> None:
+    result = run_cli("serve", "--model-repository", "x" * 5000)
+    assert "cannot be read" in one_line(result)
+    assert len(result.stderr) < 2000
+    assert result.returncode == 2
+
+
+@pytest.mark.parametrize("name", ["a\nb", "\x1b[2J", "a\r\x9b2Jb", "a\u2028b\u202e"])
+def test_control_characters_are_shown_and_not_sent(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).mkdir()
+    flag = "--model-repository"
+    for arguments in ([flag, str(tmp_path)], [flag, name], [flag, str(tmp_path), name], [flag, ".", "--host", name]):
+        result = run_cli("serve", *arguments)
+        assert one_line(result).isprintable()
+        assert result.returncode in (1, 2)
+
+
+def test_without_stderr_an_error_is_told_to_nobody() -> None:
+    result = run_without("2", "serve", "--model-repository", "/nothing")
+    assert result.returncode == 2
+    assert result.stdout == ""
+
+
+def test_a_server_needs_no_stderr(scripted_repository: Path) -> None:
+    flags = ("serve", "--http-port", "0", "--model-repository", str(scripted_repository))
+    command = without("2", str(SCRIPTED_SERVER), *flags)
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment()) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            assert "listens on" in process.stdout.readline()
+            process.stdin.write("load\n")
+            process.stdin.flush()
+            assert "is ready" in process.stdout.readline()
+            process.terminate()
+            assert process.wait(START_TIMEOUT_S) == 0
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("number", ["0", "1"])
+def test_a_taken_port_is_told_without_the_other_streams(number: str, scripted_repository: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        flags = ("serve", "--model-repository", str(scripted_repository), "--http-port", port)
+        result = run_without(number, *flags)
+    assert f"port {port}" in one_line(result)
+    assert result.returncode == 1
+
+
+def run_without(number: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """`tengserve` without one of its standard streams."""
+    command = without(number, "-m", "tengserve_adapter", *arguments)
+    return subprocess.run(command, capture_output=True, text=True, timeout=START_TIMEOUT_S, check=False)
+
+
+def without(number: str, *arguments: str) -> list[str]:
+    """Python with these arguments and without one of its standard streams."""
+    return ["sh", "-c", f'exec "$0" "$@" {number}>&-', sys.executable, *arguments]

@@ -22,11 +22,12 @@ _URL = re.compile(r"listens on (http://\S+)")
 _ROOT = Path(__file__).resolve().parents[2]
 
 
-def _environment() -> dict[str, str]:
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONWARNINGS"}
+def environment() -> dict[str, str]:
+    """The environment of a program under test."""
+    variables = {name: value for name, value in os.environ.items() if name != "PYTHONWARNINGS"}
     # For the programs of tests/support, which import their neighbours as the tests do.
-    environment["PYTHONPATH"] = os.pathsep.join([str(_ROOT / "tests"), *filter(None, [environment.get("PYTHONPATH")])])
-    return environment
+    variables["PYTHONPATH"] = os.pathsep.join([str(_ROOT / "tests"), *filter(None, [variables.get("PYTHONPATH")])])
+    return variables
 
 
 class ServerProcess:
@@ -48,7 +49,7 @@ class ServerProcess:
             [sys.executable, *program, "serve", *chosen, *flags],
             cwd=_ROOT,
             # Warnings of libraries are not what these tests are about, and pytest's options must not leak in.
-            env=_environment(),
+            env=environment(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-import re
 import traceback
 from typing import Protocol
 
-_CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+from tengserve_backend.errors import one_line
 
 _NOISY = (
     # Request timings and start-up lines at INFO.
@@ -37,7 +36,7 @@ class LineFormatter(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the name is logging's
         """The record's line."""
-        return _one_line(super().formatMessage(record))
+        return one_line(super().formatMessage(record))
 
     def formatException(self, ei: object) -> str:  # noqa: N802 - the name is logging's
         """The traceback, each line marked as belonging to the record above."""
@@ -90,7 +89,3 @@ def configure_logging(level: str, stream: LogStream) -> None:
     if chosen > logging.DEBUG:
         logging.getLogger("py.warnings").setLevel(logging.ERROR)
     logging.getLogger("kserve").addFilter(_WithoutClientMistakes())
-
-
-def _one_line(text: str) -> str:
-    return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)

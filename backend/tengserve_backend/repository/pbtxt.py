@@ -18,6 +18,8 @@ from tengserve_backend.repository.triton_schema import MODEL_CONFIG, triton_sche
 MAX_CONFIG_BYTES = 1024 * 1024
 """A larger config.pbtxt is refused: it is something else."""
 
+_MAX_MESSAGE_CHARS = 300
+
 _MODEL_CONFIG = "inference.ModelConfig"
 _UNKNOWN_FIELD = re.compile(r'Message type "([\w.]+)" has no field named "(\w+)"')
 _UNKNOWN_VALUE = re.compile(r'Enum type "([\w.]+)" has no value named (\w+)')
@@ -103,6 +105,9 @@ def _parse(schema: _Schema, text: str, file: str) -> Any:
         elif unknown := _UNKNOWN_VALUE.search(message):
             values = schema.pool.FindEnumTypeByName(unknown[1]).values_by_name
             message = f'unknown value "{shown(unknown[2])}"{near_misses(unknown[2], list(values))}'
+        else:
+            # protobuf may repeat the whole line, which may be the whole file.
+            message = shown(message, _MAX_MESSAGE_CHARS)
         raise ConfigurationError(message, file=file, line=error.GetLine(), column=error.GetColumn()) from None
 
 

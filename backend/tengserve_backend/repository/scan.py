@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import re
+import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,8 @@ from tengserve_backend.repository.source import Backend, ModelSource
 CONFIG_FILE = "config.pbtxt"
 
 _log = logging.getLogger(__name__)
+
+_MAX_PATH_CHARS = 1000
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,256}", re.ASCII)
 _VERSION = re.compile(r"[1-9][0-9]{0,17}", re.ASCII)
@@ -42,15 +46,16 @@ def scan_repository(root: Path) -> tuple[ModelSource, ...]:
     Raises:
         ConfigurationError: the repository is no folder, has no model, or a model's folder or config.pbtxt is wrong.
     """
-    if not root.is_dir():
-        raise ConfigurationError(f'the model repository "{root}" is not a folder')
+    where = f'the model repository "{shown(str(root), _MAX_PATH_CHARS)}"'
+    if not _is(root, stat.S_ISDIR, where):
+        raise ConfigurationError(f"{where} is not a folder")
     sources: list[ModelSource] = []
     for folder in _folders(root, "the model repository"):
         if folder.name not in _FILE_SYSTEM_FOLDERS:
             sources.extend(_scan_model(folder))
     if not sources:
         raise ConfigurationError(
-            f'the model repository "{root}" has no model: it takes a folder per model, with a {CONFIG_FILE} and a '
+            f"{where} has no model: it takes a folder per model, with a {CONFIG_FILE} and a "
             f"version folder such as 1/ in it"
         )
     return tuple(sources)
@@ -60,6 +65,16 @@ def _folders(parent: Path, what: str) -> list[Path]:
     """Folders in a folder, hidden ones left out, symbolic links followed."""
     try:
         return sorted(entry for entry in parent.iterdir() if not entry.name.startswith(".") and entry.is_dir())
+    except OSError as error:
+        raise ConfigurationError(f"{what} cannot be read ({error.strerror})") from error
+
+
+def _is(path: Path, kind: Callable[[int], bool], what: str) -> bool:
+    """Whether there is something of this kind; a path that cannot be looked at is the operator's to mend."""
+    try:
+        return kind(path.stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
     except OSError as error:
         raise ConfigurationError(f"{what} cannot be read ({error.strerror})") from error
 

@@ -107,3 +107,11 @@ def test_kserve_can_be_imported_before_and_after(first_then_second: str) -> None
         check=False,
     )
     assert result.stdout.strip().endswith("ok"), result.stderr
+
+
+@pytest.mark.parametrize("text", ["name: " + "x" * 5000 + ": 1", "\x1b" * 5000, 'name: "' + "y\x07" * 5000, "{" * 5000])
+def test_what_protobuf_says_is_cut_and_printable(text: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        parse_config(text, "m/config.pbtxt")
+    assert len(caught.value.message) < 2000
+    assert caught.value.message.isprintable()
