@@ -19,6 +19,7 @@ from tengserve_adapter.http.health import Health
 from tengserve_adapter.http.intake import BodyIntake
 from tengserve_adapter.http.models import Models
 from tengserve_adapter.http.settings import HttpSettings
+from tengserve_adapter.http.tensor_generate import TensorGenerateEndpoint
 from tengserve_adapter.http.tensors import InferEndpoint
 from tengserve_adapter.protocols.mindie import Url
 
@@ -52,7 +53,8 @@ def _generation_routes(context: Context) -> list[Route]:
         Route("/infer_token", NativeEndpoint(context, Url.INFER_TOKEN, "/infer_token"), methods=["POST"]),
     ]
     for verb, stream in (("generate", False), ("generate_stream", True)):
-        endpoint = GenerateEndpoint(context, f"{_MODEL}/{verb}", stream=stream)
+        llm = GenerateEndpoint(context, f"{_MODEL}/{verb}", stream=stream)
+        endpoint = TensorGenerateEndpoint(context, llm, stream=stream)
         routes += [Route(f"{base}/{verb}", endpoint, methods=["POST"]) for base in (_MODEL, _VERSION)]
     infer = InferEndpoint(context)
     routes += [Route(f"{base}/infer", infer, methods=["POST"]) for base in (_MODEL, _VERSION)]

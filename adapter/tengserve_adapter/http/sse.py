@@ -7,7 +7,6 @@ from typing import Final
 from starlette.types import Send
 
 _EVENT_HEADERS: Final = [
-    (b"content-type", b"text/event-stream"),
     # An event is worth nothing late: no cache and no proxy may hold it back.
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
@@ -17,15 +16,22 @@ _EVENT_HEADERS: Final = [
 class EventStream:
     """A stream of events over one ASGI response. Status and headers go out with the first event, not before."""
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, *, status: int = 200, content_type: str = "text/event-stream") -> None:
         self._send = send
+        self._status = status
+        self._content_type = content_type
         self.started = False
+
+    async def start(self) -> None:
+        """Send status and headers, if they have not gone out yet."""
+        if not self.started:
+            headers = [(b"content-type", self._content_type.encode("ascii")), *_EVENT_HEADERS]
+            await self._send({"type": "http.response.start", "status": self._status, "headers": headers})
+            self.started = True
 
     async def event(self, data: bytes) -> None:
         """Send one event, `data: {json}` and a blank line; `data` is JSON without line breaks."""
-        if not self.started:
-            await self._send({"type": "http.response.start", "status": 200, "headers": _EVENT_HEADERS})
-            self.started = True
+        await self.start()
         await self._send({"type": "http.response.body", "body": b"data: %b\n\n" % data, "more_body": True})
 
     async def end(self) -> None:
