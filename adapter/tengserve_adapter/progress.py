@@ -116,6 +116,16 @@ def sample_commands(url: str, model: ModelInfo, *, is_default: bool) -> list[str
     ]
 
 
+def tensor_commands(url: str, name: str) -> list[str]:
+    """The same for a model that takes tensors: which ones, the server can tell.
+
+    Args:
+        url: where the server listens.
+        name: of a model that is ready.
+    """
+    return [f"curl -s {shlex.quote(f'{url}/v2/models/{name}')}"]
+
+
 def ready_text(
     url: str, ready: Sequence[str], failed: Sequence[str], default: str | None, commands: Sequence[str]
 ) -> str:

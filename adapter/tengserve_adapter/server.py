@@ -24,10 +24,12 @@ from tengserve_adapter.kserve.sdk import KSERVE_METRICS, ModelServer, RESTServer
 from tengserve_adapter.lifecycle import CLOSE_TIMEOUT_S, Lifecycle
 from tengserve_adapter.listener import make_room_for, url_of
 from tengserve_adapter.observability.metrics import EngineCollector, RequestMetrics, quiet_metrics
-from tengserve_adapter.progress import ProgressPrinter, ready_text, sample_commands, say
+from tengserve_adapter.progress import ProgressPrinter, ready_text, sample_commands, say, tensor_commands
 from tengserve_adapter.settings import ServerSettings
 from tengserve_backend.engine.base import Engine
-from tengserve_backend.repository.load import load_model
+from tengserve_backend.errors import InvalidRequestError
+from tengserve_backend.inference import TensorModel
+from tengserve_backend.repository.load import ModelPeers, load_model
 from tengserve_backend.repository.manager import ModelManager, ModelState
 from tengserve_backend.repository.source import ModelSource, Progress
 
@@ -40,17 +42,18 @@ def serve(
 ) -> int:
     """Serve these models on this socket until told to stop; the process's exit status."""
 
-    def load(source: ModelSource, report: Progress) -> Engine:
+    def load(source: ModelSource, report: Progress) -> Engine | TensorModel:
         began = time.monotonic()
         try:
-            engine = load_model(source, report)
+            engine = load_model(source, report, ModelPeers(models))
         except BaseException:
             progress.failed()
             raise
         progress.loaded(source.name, time.monotonic() - began)
         return engine
 
-    return TengserveServer(settings, ModelManager(sources, load, progress), listener).start()
+    models = ModelManager(sources, load, progress)
+    return TengserveServer(settings, models, listener).start()
 
 
 class TengserveServer(ModelServer):  # type: ignore[misc]  # kserve ships no type information
@@ -138,7 +141,10 @@ class TengserveServer(ModelServer):  # type: ignore[misc]  # kserve ships no typ
         failed = [name for name in dict.fromkeys(status.name for status in statuses) if name not in ready]
         default = self._settings.default_model or self._models.default_name()
         name = default if default in ready else ready[0]
-        commands = sample_commands(self._url, self._models.engine(name).info, is_default=name == default)
+        try:
+            commands = sample_commands(self._url, self._models.engine(name).info, is_default=name == default)
+        except InvalidRequestError:
+            commands = tensor_commands(self._url, name)
         say(ready_text(self._url, ready, failed, default, commands))
 
 

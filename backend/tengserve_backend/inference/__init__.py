@@ -2,6 +2,7 @@
 
 from tengserve_backend.inference.datatypes import Datatype
 from tengserve_backend.inference.model import (
+    Configured,
     ModelStatistics,
     Servable,
     TensorModel,
@@ -17,6 +18,7 @@ from tengserve_backend.inference.request import (
 )
 
 __all__ = [
+    "Configured",
     "Datatype",
     "InferRequest",
     "InferResponse",

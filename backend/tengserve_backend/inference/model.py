@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from tengserve_backend.inference.datatypes import Datatype
 from tengserve_backend.inference.request import InferRequest, InferResponse
@@ -116,4 +116,14 @@ class TensorModel(Servable, Protocol):
             InvalidRequestError: the tensors do not fit the model.
             TengserveError: as the tree says.
         """
+        ...
+
+
+@runtime_checkable
+class Configured(Protocol):
+    """A model that completes its own configuration while it loads; a TensorModel may be one."""
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """The whole configuration in Triton's JSON form, see repository.config_json; not to be changed."""
         ...

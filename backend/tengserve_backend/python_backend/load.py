@@ -105,7 +105,9 @@ def _wait(done: Future[_T], progress: Progress, stage: str, fraction: float) -> 
     return done.result()
 
 
-def _auto_completed(source: ModelSource, config: dict[str, Any], module: types.ModuleType, progress: Progress) -> dict[str, Any]:
+def _auto_completed(
+    source: ModelSource, config: dict[str, Any], module: types.ModuleType, progress: Progress
+) -> dict[str, Any]:
     """The configuration as the model's `auto_complete_config` leaves it."""
     filename = config["default_model_filename"] or "model.py"
     try:

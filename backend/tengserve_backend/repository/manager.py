@@ -32,7 +32,7 @@ from tengserve_backend.errors import (
     shown,
 )
 from tengserve_backend.inference.llm import LlmTensorModel
-from tengserve_backend.inference.model import TensorModel
+from tengserve_backend.inference.model import Configured, TensorModel
 from tengserve_backend.repository.entries import (
     UNLOADED,
     Entry,
@@ -235,12 +235,13 @@ class ModelManager:
         return self._as_tensors(self.engine(name, version))
 
     def config(self, name: str, version: str | None = None) -> Mapping[str, Any]:
-        """The configuration that a ready model was loaded with, see repository.config_json; not to be changed.
+        """The configuration that a ready model was loaded with, or has completed; see repository.config_json.
 
         Raises:
             ModelNotFoundError, ModelNotReadyError: as `engine` says.
         """
-        return self._serving(name, version).source.config
+        serving = self._serving(name, version)
+        return serving.model.config if isinstance(serving.model, Configured) else serving.source.config
 
     def statuses(self) -> tuple[ModelStatus, ...]:
         """Every version of every model, by name, the newest version first."""

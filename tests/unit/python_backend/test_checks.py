@@ -67,8 +67,9 @@ def checked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PythonModel]:
             ask(fp32("IN", 1, 2, 3, shape=(1, 3))),
             "[request id: <id_unknown>] unexpected shape for input 'IN' for model 'm'. Expected [-1,2], got [1,3]. "
             "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be prepended to "
-            "each input shape. If you want to specify the full shape including the batch dim in your input dims config, "
-            "try setting max_batch_size to zero. See the model configuration docs for more info on max_batch_size.",
+            "each input shape. If you want to specify the full shape including the batch dim in your input dims "
+            "config, try setting max_batch_size to zero. See the model configuration docs for more info on "
+            "max_batch_size.",
         ),
         (
             ask(fp32("IN", 1, shape=())),

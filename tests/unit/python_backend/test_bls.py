@@ -1,0 +1,178 @@
+"""Models that ask other models of the process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from support.python_models import DECOUPLED, Peers, first_output, loaded, write_model
+from tengserve_backend.python_backend import PythonModel
+
+SQUARE = """
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            responses = []
+            for request in requests:
+                data = request.inputs()[0].as_numpy()
+                data *= data
+                if request.request_id() == "fail":
+                    raise ValueError("cannot")
+                responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", data)]))
+            return responses
+"""
+REPEAT = """
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            for request in requests:
+                sender = request.get_response_sender()
+                for value in request.inputs()[0].as_numpy():
+                    if sender.is_cancelled():
+                        break
+                    made = pb_utils.Tensor("OUT", np.array([value], np.float32))
+                    sender.send(pb_utils.InferenceResponse([made]))
+                sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+CALLER = """
+    import asyncio
+    import threading
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        def call(self, name, **options):
+            tensor = pb_utils.Tensor("IN", np.array([2, 3], np.float32))
+            return pb_utils.InferenceRequest(
+                model_name=name, requested_output_names=["OUT"], inputs=[tensor], **options)
+
+        def answer(self, values):
+            made = np.array([str(value).encode() for value in values], np.object_)
+            return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", made)])]
+
+        {define} execute(self, requests):
+{body}
+"""
+
+
+def calling(root: Path, body: str, *, define: str = "def") -> None:
+    lines = "\n".join("            " + line for line in body.splitlines())
+    write_model(root, "m", CALLER.replace("{define}", define).replace("{body}", lines))
+    write_model(root, "square", SQUARE)
+    write_model(root, "repeat", REPEAT, DECOUPLED)
+
+
+async def said(models: dict[str, PythonModel]) -> list[str]:
+    return [element.decode() for element in await first_output(models["m"])]
+
+
+async def test_a_model_asks_another(tmp_path: Path) -> None:
+    calling(
+        tmp_path,
+        "request = self.call('square')\n"
+        "outputs = [request.exec().output_tensors()[0].as_numpy().tolist() for _ in range(2)]\n"
+        "return self.answer([outputs[0], outputs[1], request.inputs()[0].as_numpy().tolist()])",
+    )
+    with loaded(tmp_path) as models:
+        # What is asked is a copy: the other model may change it.
+        assert await said(models) == ["[4.0, 9.0]", "[4.0, 9.0]", "[2.0, 3.0]"]
+
+
+async def test_asynchronous_requests_run_side_by_side_on_any_thread(tmp_path: Path) -> None:
+    calling(
+        tmp_path,
+        "calls = [self.call('square').async_exec() for _ in range(3)]\n"
+        "first = await asyncio.gather(*calls)\n"
+        "second = await asyncio.to_thread(self.call('square').exec)\n"
+        "both = [*first, second]\n"
+        "return self.answer([r.output_tensors()[0].as_numpy().tolist() for r in both])",
+        define="async def",
+    )
+    with loaded(tmp_path) as models:
+        assert await said(models) == ["[4.0, 9.0]"] * 4
+
+
+async def test_a_decoupled_model_is_read_as_it_answers(tmp_path: Path) -> None:
+    calling(
+        tmp_path,
+        "asked = self.call('repeat')\n"
+        "got = [[t.as_numpy().tolist() for t in r.output_tensors()] for r in asked.exec(decoupled=True)]\n"
+        "some = self.call('repeat').exec(decoupled=True)\nnext(some)\nsome.cancel()\n"
+        "return self.answer([got, list(some)])",
+    )
+    with loaded(tmp_path) as models:
+        assert await said(models) == ["[[[2.0]], [[3.0]], []]", "[]"]
+        assert await models["repeat"].drain(30)
+
+
+@pytest.mark.parametrize(
+    ("call", "message", "code"),
+    [
+        (
+            "self.call('nobody')",
+            "Failed for execute the inference request. Model 'nobody' is not ready.",
+            "NOT_FOUND",
+        ),
+        (
+            "self.call('repeat')",
+            "Model repeat is using the decoupled. The current BLS request call",
+            "INTERNAL",
+        ),
+        ("self.call('square', request_id='fail')", "message: ValueError: cannot", "INTERNAL"),
+        (
+            "pb_utils.InferenceRequest(model_name='square', requested_output_names=[], inputs=[])",
+            "expected 1 inputs but got 0 inputs for model 'square'",
+            "INVALID_ARG",
+        ),
+    ],
+)
+async def test_what_goes_wrong_is_a_response(tmp_path: Path, call: str, message: str, code: str) -> None:
+    calling(
+        tmp_path,
+        f"response = {call}.exec()\n"
+        "return self.answer([response.has_error(), response.error().message(), response.error().code().name])",
+    )
+    with loaded(tmp_path) as models:
+        has_error, text, name = await said(models)
+    assert (has_error, name) == ("True", code)
+    assert message in text
+
+
+async def test_other_models_are_loaded_unloaded_and_looked_at(tmp_path: Path) -> None:
+    calling(
+        tmp_path,
+        "pb_utils.load_model('x', config='{}', files={'file:1/model.py': b'text'})\n"
+        "pb_utils.unload_model('x', unload_dependents=True)\n"
+        "return self.answer([pb_utils.is_model_ready('square'), pb_utils.is_model_ready('x', '1')])",
+    )
+    peers = Peers()
+    with loaded(tmp_path, peers) as models:
+        assert await said(models) == ["True", "False"]
+    assert peers.changes == [("load", "x", "{}", {"1/model.py": b"text"}), ("unload", "x", True)]
+
+
+async def test_no_model_is_asked_outside_execute(tmp_path: Path) -> None:
+    code = """
+        import numpy as np
+        import triton_python_backend_utils as pb_utils
+
+        class TritonPythonModel:
+            def initialize(self, args):
+                request = pb_utils.InferenceRequest(
+                    model_name="m", requested_output_names=[], inputs=[pb_utils.Tensor("IN", np.zeros(1))])
+                try:
+                    request.exec()
+                except pb_utils.TritonModelException as error:
+                    self.said = str(error)
+
+            def execute(self, requests):
+                made = np.array([self.said.encode()], np.object_)
+                return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", made)])]
+    """
+    write_model(tmp_path, "m", code)
+    with loaded(tmp_path) as models:
+        assert await said(models) == ["BLS is only supported during the 'execute' function."]
