@@ -20,6 +20,7 @@ import select
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, cast
@@ -57,7 +58,7 @@ def convert_gguf(gguf: Path, target: Path, progress: Progress) -> None:
     with (
         tempfile.TemporaryFile() as complaints,
         subprocess.Popen(  # noqa: S603 - our own module with two paths, and no shell
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=complaints, env=environment
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=complaints, env=environment
         ) as process,
     ):
         try:
@@ -98,6 +99,7 @@ def _follow(output: IO[bytes], progress: Progress) -> int | None:
 
 def _main(gguf: Path, target: Path) -> int:
     """The converting process."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     # Libraries may print; only our lines may reach the parent.
     parent = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
@@ -111,6 +113,12 @@ def _main(gguf: Path, target: Path) -> int:
         tell(errno=error.errno)
         raise
     return 0
+
+
+def _end_with_parent() -> None:
+    """End this process when the one that started it is gone, however it went: a pipe closes with its last writer."""
+    os.read(0, 1)  # Nothing is ever written to it.
+    os._exit(1)
 
 
 class _WriteError(Exception):

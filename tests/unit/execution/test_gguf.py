@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -122,3 +126,43 @@ def test_the_model_of_the_quick_start_has_the_right_tokenizer_and_ends() -> None
     chat = tokenizer.encode("<|im_start|>user\nhi<|im_end|>\n")
     assert (chat[0], chat[-2]) == (1, 2)
     assert tokenizer.decode(chat, skip_special_tokens=True) == "user\nhi\n"
+
+
+SERVER = """
+import os, signal, sys
+from pathlib import Path
+from tengserve_backend.execution import gguf
+
+def die_when_it_converts(stage, fraction):
+    if fraction == 0.5:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+gguf.__name__ = "endless_converter"
+gguf.convert_gguf(Path(sys.argv[1]), Path(sys.argv[2]), die_when_it_converts)
+"""
+
+ENDLESS_CONVERTER = """
+import sys, threading
+from pathlib import Path
+from tengserve_backend.execution import gguf
+
+def convert(file, target, report):
+    ended = (target / "ended").open("w")
+    report(0.5)
+    threading.Event().wait()
+
+gguf._convert = convert
+gguf._main(Path(sys.argv[1]), Path(sys.argv[2]))
+"""
+
+
+def test_the_converter_ends_with_a_server_that_is_killed(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    (tmp_path / "endless_converter.py").write_text(ENDLESS_CONVERTER)
+    os.mkfifo(tmp_path / "ended")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    command = [sys.executable, "-c", SERVER, str(tmp_path / "model.gguf"), str(tmp_path)]
+    with subprocess.Popen(command, env=environment) as server, (tmp_path / "ended").open() as ended:
+        assert server.wait() == -signal.SIGKILL
+        # The other end of it closes when the converter has ended; else pytest's timeout ends the test.
+        assert ended.read() == ""
