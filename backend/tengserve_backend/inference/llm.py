@@ -46,7 +46,7 @@ _DATATYPES: Final = {
     Kind.STRING: Datatype.BYTES,
     Kind.STOP: Datatype.BYTES,
 }
-_INPUTS: Final = (
+INPUTS: Final = (
     TensorSpec("text_input", Datatype.BYTES, (1,), optional=True),
     TensorSpec("input_ids", Datatype.INT32, (-1,), optional=True),
     *(
@@ -54,7 +54,8 @@ _INPUTS: Final = (
         for name, kind in triton.kinds().items()
     ),
 )
-_OUTPUTS: Final = (
+"""All that a request may have, the same for every LLM."""
+OUTPUTS: Final = (
     TensorSpec("text_output", Datatype.BYTES, (-1,)),
     TensorSpec("output_ids", Datatype.INT32, (-1,)),
     TensorSpec("finish_reason", Datatype.BYTES, (-1,)),
@@ -63,6 +64,7 @@ _OUTPUTS: Final = (
     TensorSpec("num_input_tokens", Datatype.UINT32, (1,)),
     TensorSpec("num_output_tokens", Datatype.UINT32, (-1,)),
 )
+"""All that a response may have."""
 _PROMPTS: Final = ("text_input", "input_ids")
 
 
@@ -100,12 +102,12 @@ class LlmTensorModel:
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:
         """All optional; one of `text_input` and `input_ids` must be there."""
-        return _INPUTS
+        return INPUTS
 
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:
         """Only `text_output` comes unasked, and `output_ids` for a prompt of `input_ids`."""
-        return _OUTPUTS
+        return OUTPUTS
 
     async def is_ready(self) -> bool:
         """Whether the engine lives."""
@@ -246,7 +248,7 @@ class _Answer:
         self._cumulative += sum(event.logprobs.logprob for event in events if event.logprobs is not None)
         text = self._echo + "".join(event.text for event in events)
         self._echo = ""
-        tensors = tuple(self._tensor(spec.name, text, events) for spec in _OUTPUTS if spec.name in self._wanted)
+        tensors = tuple(self._tensor(spec.name, text, events) for spec in OUTPUTS if spec.name in self._wanted)
         return InferResponse(*self._head, tensors, final=finish is not None)
 
     def _tensor(self, name: str, text: str, events: Sequence[TokenEvent]) -> InferTensor:
@@ -269,7 +271,7 @@ class _Answer:
 
 
 def _check_names(request: InferRequest) -> None:
-    known = {spec.name for spec in _INPUTS}
+    known = {spec.name for spec in INPUTS}
     seen: set[str] = set()
     for tensor in request.inputs:
         if tensor.name not in known:

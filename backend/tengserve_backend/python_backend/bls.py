@@ -9,35 +9,14 @@ import threading
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from typing import Any, Protocol, TypeVar
 
-from tengserve_backend.errors import (
-    DeadlineExceededError,
-    InvalidRequestError,
-    ModelExecutionError,
-    ModelNotFoundError,
-    ModelNotReadyError,
-    OverloadedError,
-    RequestAbortedError,
-    RequestError,
-    ShuttingDownError,
-    TengserveError,
-)
+from tengserve_backend.errors import ModelExecutionError, ModelNotFoundError, ModelNotReadyError, TengserveError
 from tengserve_backend.inference import TensorModel
+from tengserve_backend.inference.codes import triton_code
 from tengserve_backend.python_backend.api.errors import TritonError, TritonModelException
 from tengserve_backend.python_backend.api.messages import InferenceRequest, InferenceResponse
 
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
-
-_CODES: dict[type[TengserveError], Any] = {
-    ModelNotFoundError: TritonError.NOT_FOUND,
-    ModelNotReadyError: TritonError.UNAVAILABLE,
-    OverloadedError: TritonError.UNAVAILABLE,
-    ShuttingDownError: TritonError.UNAVAILABLE,
-    DeadlineExceededError: TritonError.UNAVAILABLE,
-    RequestAbortedError: TritonError.CANCELLED,
-    InvalidRequestError: TritonError.INVALID_ARG,
-    RequestError: TritonError.INVALID_ARG,
-}
 
 
 class Peers(Protocol):
@@ -233,7 +212,7 @@ class Bls:
                 if close is not None:
                     await close()
         except TengserveError as error:
-            yield InferenceResponse(error=TritonError(error.message, _code(error)))
+            yield InferenceResponse(error=TritonError(error.message, triton_code(error)))
         except Exception:  # noqa: BLE001 - another model's fault is a response, not this model's crash
             _log.exception("a request to model %s failed", asked.model)
             yield InferenceResponse(error=TritonError("An error occurred while performing BLS request."))
@@ -249,12 +228,3 @@ class Bls:
 
 async def _ready(model: TensorModel) -> bool:
     return await model.is_ready()
-
-
-def _code(error: TengserveError) -> Any:
-    if isinstance(error, ModelExecutionError):
-        return error.code
-    for parent in type(error).__mro__:
-        if parent in _CODES:
-            return _CODES[parent]
-    return TritonError.INTERNAL

@@ -41,6 +41,7 @@ class InstanceSetup:
         model_dir, version_dir: its folders.
         filename: of the class, in the version folder.
         decoupled: whether a request may have any number of responses.
+        outputs: names of the model's outputs.
         module: the python_backend API for this model.
         queue: where requests come from.
         counters: where executions are counted.
@@ -52,6 +53,7 @@ class InstanceSetup:
     version_dir: Path
     filename: str
     decoupled: bool
+    outputs: tuple[str, ...]
     module: types.ModuleType
     queue: RequestQueue
     counters: Counters
@@ -204,7 +206,7 @@ class Instance:
                 ticket, decoupled=setup.decoupled, model=setup.model, version=setup.version
             )
             senders.append(sender)
-            requests.append(setup.module.InferenceRequest.received(ticket, sender))
+            requests.append(setup.module.InferenceRequest.received(ticket, sender, setup.outputs))
         setup.counters.executed()
         try:
             returned = self._model.execute(requests)

@@ -144,7 +144,7 @@ async def test_the_request_says_what_was_asked(tmp_path: Path) -> None:
         "return [pb_utils.InferenceResponse([pb_utils.Tensor('OUT', text)])]"
     )
     with model(tmp_path, executing(body)) as m:
-        request = ask(request_id="x", parameters={"a": 1.5, "b": True}, timeout_us=60_000_000, outputs=("OUT",))
+        request = ask(request_id="x", parameters={"a": 1.5, "b": True}, timeout_us=60_000_000)
         (said,) = await first_output(m, request)
     assert json.loads(said) == ["x", '{"a": 1.5, "b": true}', 60_000_000, ["OUT"], 0, 0, False, True]
 

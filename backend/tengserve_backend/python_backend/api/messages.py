@@ -159,6 +159,7 @@ class InferenceRequest:
         if not all(requested_output_names):
             raise TritonModelException(f"Requested output name {where}")
         self._inputs = list(inputs)
+        self._output_names = list(requested_output_names)
         self._request = InferRequest(
             model=model_name,
             version="" if model_version < 0 else str(model_version),
@@ -177,11 +178,12 @@ class InferenceRequest:
         self.asked_for_sender = False
 
     @classmethod
-    def received(cls, ticket: Ticket, sender: InferenceResponseSender) -> InferenceRequest:
-        """What a client asked; not part of the API."""
+    def received(cls, ticket: Ticket, sender: InferenceResponseSender, output_names: Sequence[str]) -> InferenceRequest:
+        """What a client asked, of a model with these outputs; not part of the API."""
         made = cls.__new__(cls)
         request = ticket.request
         made._request = request
+        made._output_names = [output.name for output in request.outputs] or list(output_names)
         made._inputs = [Tensor.from_infer(tensor) for tensor in request.inputs]
         made._flags = SEQUENCE_START * request.sequence.start | SEQUENCE_END * request.sequence.end
         made._preferred_memory = None
@@ -245,8 +247,8 @@ class InferenceRequest:
         return self._preferred_memory
 
     def requested_output_names(self) -> list[str]:
-        """Outputs that are wanted; none asks for all."""
-        return [output.name for output in self._request.outputs]
+        """Outputs that are wanted: all of the model's for a client that named none."""
+        return list(self._output_names)
 
     def get_response_sender(self) -> InferenceResponseSender:
         """Sends this request's responses.
