@@ -46,6 +46,7 @@ def _rows() -> Iterator[tuple[str, str, tuple[str, ...], str]]:
     name, text = metrics.FINISHED
     yield f"{_PREFIX}{name}_total", "counter", metrics.FINISHED_LABELS, text
     yield _counter(metrics.REQUESTS, metrics.REQUESTS_LABELS)
+    yield _counter(metrics.GRPC_REQUESTS, metrics.GRPC_REQUESTS_LABELS)
     yield _counter(IGNORED_FIELDS, IGNORED_FIELDS_LABELS)
 
 

@@ -243,6 +243,14 @@ async def test_a_client_that_takes_nothing_loses_its_stream(monkeypatch: pytest.
     assert failed.value.details() == "the client took no response for 0.2 s"
 
 
+async def test_more_bytes_than_allowed_are_refused_on_a_stream_that_goes_on() -> None:
+    async with running(GrpcSettings(port=0, max_held_bytes=1000)) as server:
+        found = await answers(server, ints("repeat", "a", *range(1000)), ints("repeat", "b", 1))
+    assert found[0].infer_response.id == "a"
+    assert found[0].error_message == "the server has 0 bytes of requests and takes at most 1000"
+    assert [values(response) for response in found[1:]] == [[1]]
+
+
 async def test_more_streams_than_allowed_are_refused() -> None:
     async with running(GrpcSettings(port=0, max_streams=1)) as server:
         first = server.stream()
@@ -252,7 +260,7 @@ async def test_more_streams_than_allowed_are_refused() -> None:
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await second.read()
         assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
-        assert refused.value.details() == "the server has 1 streams open and takes no more"
+        assert refused.value.details() == "the server has 1 open streams and takes at most 1"
         await first.done_writing()
         assert await first.read() is grpc.aio.EOF
 

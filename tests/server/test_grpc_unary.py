@@ -16,6 +16,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from prometheus_client import REGISTRY
 
 from support.grpc_client import Grpc, Message, infer_request, ints, raw, running
 from tengserve_adapter.grpc.schema import HEALTH, INFERENCE, REFLECTIONS, message_class, schema
@@ -370,12 +371,25 @@ async def test_more_calls_than_allowed_are_refused_while_health_still_answers() 
         code, message = await refusal(server.send("ModelInfer", ints("echo", "b", 1)))
         assert (code, message) == (
             grpc.StatusCode.UNAVAILABLE,
-            "the server has 1 ModelInfer calls open and takes no more",
+            "the server has 1 open ModelInfer calls and takes at most 1",
         )
         assert (await server.call("ServerReady")).ready is True
         gated.gate("a").set()
         assert (await first).id == "a"
         assert (await server.send("ModelInfer", ints("echo", "c", 1))).id == "c"
+
+
+async def test_more_bytes_than_allowed_are_refused() -> None:
+    async with running(GrpcSettings(port=0, max_held_bytes=1000)) as server:
+        gated = server.models.models["gated"]
+        first = server.unary("ModelInfer")(ints("gated", "a", *range(150)))
+        await gated.began.get()
+        code, message = await refusal(server.send("ModelInfer", ints("echo", "b", *range(150))))
+        assert code is grpc.StatusCode.UNAVAILABLE
+        assert "bytes of requests and takes at most 1000" in message
+        gated.gate("a").set()
+        await first
+        assert (await server.send("ModelInfer", ints("echo", "c", *range(150)))).id == "c"
 
 
 async def test_stopping_lets_a_running_call_end(server: Grpc) -> None:
@@ -386,6 +400,36 @@ async def test_stopping_lets_a_running_call_end(server: Grpc) -> None:
     gated.gate("a").set()
     assert (await call).id == "a"
     await stopping
+
+
+async def test_requests_are_counted_by_method_and_code(server: Grpc) -> None:
+    def count(method: str, code: str) -> float:
+        return REGISTRY.get_sample_value("tengserve_grpc_requests_total", {"method": method, "code": code}) or 0.0
+
+    keys = [
+        ("ServerLive", "OK"),
+        ("ModelInfer", "OK"),
+        ("ModelInfer", "NOT_FOUND"),
+        ("ModelInfer", "CANCELLED"),
+        ("ModelStreamInfer", "OK"),
+        ("ModelStreamInfer", "NOT_FOUND"),
+    ]
+    before = [count(*key) for key in keys]
+    await server.call("ServerLive")
+    await server.send("ModelInfer", ints("echo", "a", 1))
+    await refusal(server.send("ModelInfer", ints("nobody", "a", 1)))
+    gated = server.models.models["gated"]
+    call = server.unary("ModelInfer")(ints("gated", "a", 1))
+    await gated.began.get()
+    call.cancel()
+    await gated.cancelled.get()
+    stream = server.stream()
+    for name in ("echo", "nobody"):
+        await stream.write(ints(name, "a", 1))
+        await stream.read()
+    await stream.done_writing()
+    assert await stream.read() is grpc.aio.EOF
+    assert [count(*key) for key in keys] == [value + 1 for value in before]
 
 
 def test_every_error_has_its_code() -> None:

@@ -19,25 +19,11 @@ from tengserve_backend.errors import ShuttingDownError
 Message = Any
 
 
-@dataclass
-class Grpc:
-    """A running server, what is behind it, and a channel to it."""
+class Calls:
+    """Calls over a channel."""
 
-    settings: GrpcSettings = field(default_factory=lambda: GrpcSettings(port=0, server_version="1.2.3"))
-    models: PlainModels = field(default_factory=PlainModels)
-    control: PlainControl = field(default_factory=PlainControl)
-    draining: bool = False
-    server: GrpcServer = field(init=False)
-    channel: grpc.aio.Channel = field(init=False)
-    address: str = ""
-
-    def __post_init__(self) -> None:
-        served = Served(self.models, self.control, lambda: None, self._check_ready, lambda: self.draining)
-        self.server = GrpcServer(served, self.settings)
-
-    def _check_ready(self) -> None:
-        if self.draining:
-            raise ShuttingDownError("The service is stopping.")
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self.channel = channel
 
     async def call(self, method: str, service: str = INFERENCE, /, **fields: object) -> Message:
         """The response of a unary RPC to a request with these fields."""
@@ -67,8 +53,36 @@ class Grpc:
         return kind.FromString  # type: ignore[no-any-return]
 
 
+@dataclass
+class Grpc(Calls):
+    """A running server, what is behind it, and a channel to it."""
+
+    settings: GrpcSettings = field(default_factory=lambda: GrpcSettings(port=0, server_version="1.2.3"))
+    models: PlainModels = field(default_factory=PlainModels)
+    control: PlainControl = field(default_factory=PlainControl)
+    draining: bool = False
+    server: GrpcServer = field(init=False)
+    channel: grpc.aio.Channel = field(init=False)
+    address: str = ""
+
+    def __post_init__(self) -> None:
+        served = Served(self.models, self.control, lambda: None, self._check_ready, lambda: self.draining)
+        self.server = GrpcServer(served, self.settings)
+
+    def _check_ready(self) -> None:
+        if self.draining:
+            raise ShuttingDownError("The service is stopping.")
+
+
 def _serialized(request: Message) -> bytes:
     return request if isinstance(request, bytes) else request.SerializeToString()
+
+
+@asynccontextmanager
+async def calls_to(address: str) -> AsyncIterator[Calls]:
+    """Calls to a server elsewhere."""
+    async with grpc.aio.insecure_channel(address) as channel:
+        yield Calls(channel)
 
 
 @asynccontextmanager

@@ -2,7 +2,7 @@
 
 `python triton_grpc.py sync|aio ADDRESS` runs every public method of that client against the models of tensor_models.py,
 asserts what comes back, and prints the names of the methods that it called. `methods sync|aio` prints those that there
-are.
+are; `llm|llm-aio ADDRESS` asks the model "tiny".
 """
 
 from __future__ import annotations
@@ -280,6 +280,54 @@ async def _aio_stream(client: Any) -> None:
     responses.cancel()
 
 
+def prompt(kind: Any = triton) -> list[Any]:
+    return [tensor("text_input", np.array([b"Once"], np.object_), "BYTES", kind)]
+
+
+GREEDY = {"max_tokens": 8, "temperature": 0.0}
+
+
+def llm(address: str) -> None:
+    """The model "tiny" as users of Triton's LLM backends ask it: one answer, a stream, and a stream that is left."""
+    with triton.InferenceServerClient(address) as client:
+        asked = {**GREEDY, "exclude_input_in_output": True}
+        result = client.infer("tiny", prompt(), parameters=asked, request_id="a")
+        whole = result.as_numpy("text_output").tolist()[0]
+        outputs = [triton.InferRequestedOutput(name) for name in ("text_output", "num_output_tokens")]
+        result = client.infer("tiny", prompt(), parameters=asked, outputs=outputs)
+        assert result.as_numpy("num_output_tokens").tolist() == [8]
+        assert result.as_numpy("text_output").tolist() == [whole]
+        done: queue.Queue[tuple[Any, Any]] = queue.Queue()
+        client.start_stream(lambda result, error: done.put((result, error)))
+        client.async_stream_infer("tiny", prompt(), parameters={**GREEDY, "stream": True}, request_id="b")
+        pieces = []
+        final = False
+        while not final:
+            result, error = done.get(timeout=WAIT_S)
+            assert error is None, error
+            final = _parameters(result)["triton_final_response"].bool_param
+            pieces.append(result.as_numpy("text_output").tolist()[0])
+        assert b"".join(pieces) == whole
+        client.async_stream_infer("tiny", prompt(), parameters={**GREEDY, "stream": True, "max_tokens": 100})
+        assert done.get(timeout=WAIT_S)[1] is None
+        client.stop_stream(cancel_requests=True)
+
+
+async def llm_aio(address: str) -> None:
+    """The same with the other client."""
+    async with triton_aio.InferenceServerClient(address) as client:
+        asked = {**GREEDY, "exclude_input_in_output": True}
+        result = await client.infer("tiny", prompt(triton_aio), parameters=asked)
+        whole = result.as_numpy("text_output").tolist()[0]
+
+        async def requests() -> AsyncIterator[dict[str, Any]]:
+            yield {"model_name": "tiny", "inputs": prompt(triton_aio), "parameters": {**GREEDY, "stream": True}}
+
+        answers = [answer async for answer in client.stream_infer(requests())]
+        assert [error for _, error in answers] == [None] * len(answers)
+        assert b"".join(result.as_numpy("text_output").tolist()[0] for result, _ in answers) == whole
+
+
 def methods(kind: str) -> set[str]:
     """The public methods of a client, of "sync" or "aio"."""
     client = (triton if kind == "sync" else triton_aio).InferenceServerClient
@@ -292,6 +340,12 @@ if __name__ == "__main__":
             names = sync(address)
         case "aio", address:
             names = asyncio.run(aio(address))
+        case "llm", address:
+            llm(address)
+            names = set()
+        case "llm-aio", address:
+            asyncio.run(llm_aio(address))
+            names = set()
         case "methods", kind:
             names = methods(kind)
         case _:

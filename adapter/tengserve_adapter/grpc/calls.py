@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
 import grpc
 
 from tengserve_adapter.grpc.schema import Message, parse
 from tengserve_adapter.grpc.status import status_of
+from tengserve_adapter.observability.metrics import GRPC_REQUESTS
 from tengserve_backend.errors import OverloadedError, ShuttingDownError
 
 INLINE_BYTES: Final = 256 * 1024
@@ -39,21 +41,25 @@ class Gate:
         self._inside = 0
 
     @contextmanager
-    def enter(self) -> Iterator[None]:
+    def enter(self, count: int = 1) -> Iterator[None]:
         """Be inside.
+
+        Args:
+            count: as how many.
 
         Raises:
             OverloadedError: it is full.
         """
-        if self._inside >= self._limit:
+        if self._inside + count > self._limit:
             raise OverloadedError(
-                f"the server has {self._limit} {self._what} open and takes no more", retry_after_s=RETRY_AFTER_S
+                f"the server has {self._inside} {self._what} and takes at most {self._limit}",
+                retry_after_s=RETRY_AFTER_S,
             )
-        self._inside += 1
+        self._inside += count
         try:
             yield
         finally:
-            self._inside -= 1
+            self._inside -= count
 
 
 class Subscriptions:
@@ -65,7 +71,7 @@ class Subscriptions:
         Args:
             limit: how many may be.
         """
-        self._gate = Gate(limit, "subscriptions")
+        self._gate = Gate(limit, "open subscriptions")
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closed = False
 
@@ -122,18 +128,43 @@ async def fail(context: grpc.aio.ServicerContext, error: BaseException) -> NoRet
     raise AssertionError("abort has returned")
 
 
-def unary(call: Unary) -> grpc.RpcMethodHandler:
-    """The handler of an RPC with one request and one response."""
+def unary(method: str, call: Unary) -> grpc.RpcMethodHandler:
+    """The handler of an RPC with one request and one response.
+
+    Args:
+        method: its name.
+        call: takes the request's bytes.
+    """
 
     async def handle(data: bytes, context: grpc.aio.ServicerContext) -> bytes:
-        try:
-            response = await call(data)
-        except Exception as error:  # noqa: BLE001 - the edge: every error becomes a status, the unexpected is logged
-            await fail(context, error)
-        serialized: bytes = response.SerializeToString()
+        with counted(method) as outcome:
+            try:
+                response = await call(data)
+            except Exception as error:  # noqa: BLE001 - the edge: every error becomes a status, the unexpected is logged
+                outcome.code, message = status_of(error)
+                await context.abort(outcome.code, message)
+            serialized: bytes = response.SerializeToString()
+            outcome.code = grpc.StatusCode.OK
         return serialized
 
     return grpc.unary_unary_rpc_method_handler(handle)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """How a request ended; CANCELLED unless told otherwise."""
+
+    code: grpc.StatusCode = grpc.StatusCode.CANCELLED
+
+
+@contextmanager
+def counted(method: str) -> Iterator[Outcome]:
+    """Count one request of a method by how it ended."""
+    outcome = Outcome()
+    try:
+        yield outcome
+    finally:
+        GRPC_REQUESTS.labels(method, outcome.code.name).inc()
 
 
 def of_message(kind: type[Message], call: Callable[[Message], Awaitable[Message]]) -> Unary:

@@ -35,7 +35,7 @@ class HealthService:
     def handlers(self) -> dict[str, grpc.RpcMethodHandler]:
         """By method."""
         return {
-            "Check": unary(of_message(self._request, self._check)),
+            "Check": unary("Check", of_message(self._request, self._check)),
             "Watch": grpc.unary_stream_rpc_method_handler(self._watch),
         }
 

@@ -13,7 +13,7 @@ from tengserve_adapter.grpc.health import HealthService, ReflectionService
 from tengserve_adapter.grpc.schema import HEALTH, INFERENCE, REFLECTIONS
 from tengserve_adapter.grpc.service import InferenceService, Served
 from tengserve_adapter.grpc.settings import GrpcSettings, TlsFiles
-from tengserve_adapter.grpc.stream import StreamService
+from tengserve_adapter.grpc.stream import METHOD, StreamService
 from tengserve_adapter.listener import ListenError
 from tengserve_backend.errors import ConfigurationError
 
@@ -41,7 +41,7 @@ class GrpcServer:
         self._streams = StreamService(inference, settings)
         self._subscriptions = Subscriptions(_MAX_SUBSCRIPTIONS)
         self._server = grpc.aio.server(options=_options(settings))
-        handlers = {INFERENCE: {**inference.handlers(), "ModelStreamInfer": self._streams.handler()}}
+        handlers = {INFERENCE: {**inference.handlers(), METHOD: self._streams.handler()}}
         handlers[HEALTH] = HealthService(served.check_ready, self._subscriptions).handlers()
         handlers |= {name: ReflectionService(name, self._subscriptions).handlers() for name in REFLECTIONS}
         self._server.add_generic_rpc_handlers(

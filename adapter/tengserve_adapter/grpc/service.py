@@ -55,10 +55,12 @@ class Incoming:
     """One ModelInferRequest, as far as it could be understood.
 
     Attributes:
+        size: of the message, in bytes.
         model_name, version, request_id: as the client wrote them, "" where the message was none.
         work: the model and the request; or why there is none.
     """
 
+    size: int
     model_name: str
     version: str
     request_id: str
@@ -66,7 +68,11 @@ class Incoming:
 
 
 class InferenceService:
-    """Everything but ModelStreamInfer."""
+    """Everything but ModelStreamInfer.
+
+    Attributes:
+        held: the bytes of requests that are being answered, those of streams too.
+    """
 
     def __init__(self, served: Served, settings: GrpcSettings) -> None:
         """No call has come yet.
@@ -78,7 +84,8 @@ class InferenceService:
         self._served = served
         self._settings = settings
         self._messages = schema().messages
-        self._infers = Gate(settings.max_unary, "ModelInfer calls")
+        self._infers = Gate(settings.max_unary, "open ModelInfer calls")
+        self.held = Gate(settings.max_held_bytes, "bytes of requests")
 
     def handlers(self) -> dict[str, grpc.RpcMethodHandler]:
         """By method, each RPC but the stream."""
@@ -104,9 +111,9 @@ class InferenceService:
         }
         methods = schema().service(INFERENCE).methods_by_name
         handlers = {
-            name: unary(of_message(message_class(methods[name].input_type), call)) for name, call in calls.items()
+            name: unary(name, of_message(message_class(methods[name].input_type), call)) for name, call in calls.items()
         }
-        return {"ModelInfer": unary(self._model_infer), **handlers}
+        return {"ModelInfer": unary("ModelInfer", self._model_infer), **handlers}
 
     async def read(self, data: bytes) -> Incoming:
         """A request and the model that is to answer it."""
@@ -117,7 +124,7 @@ class InferenceService:
         try:
             message = parse(self._messages["ModelInferRequest"], data)
         except TengserveError as error:
-            return Incoming("", "", "", error)
+            return Incoming(len(data), "", "", "", error)
         work: tuple[TensorModel, Asked] | Exception
         try:
             if self._served.draining():
@@ -126,13 +133,13 @@ class InferenceService:
             work = model, decode_request(model, message)
         except Exception as error:  # noqa: BLE001 - told to the client as this request's answer; see status_of
             work = error
-        return Incoming(message.model_name, message.model_version, message.id, work)
+        return Incoming(len(data), message.model_name, message.model_version, message.id, work)
 
     def _model(self, name: str, version: str) -> TensorModel:
         return self._served.models.tensor_model(name, version or None)
 
     async def _model_infer(self, data: bytes) -> Message:
-        with self._infers.enter():
+        with self._infers.enter(), self.held.enter(len(data)):
             work = (await self.read(data)).work
             if isinstance(work, Exception):
                 raise work

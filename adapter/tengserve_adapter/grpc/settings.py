@@ -27,6 +27,7 @@ class GrpcSettings:
         host: address to listen on, and no other; 0.0.0.0 and :: mean every address of the machine.
         port: 0 takes any free one.
         max_message_bytes: largest request; what is larger is refused with RESOURCE_EXHAUSTED.
+        max_held_bytes: of requests that are read and not answered; a request that would go beyond is UNAVAILABLE.
         tls: without it connections are not encrypted.
         strict_decoupled: refuse ModelInfer for decoupled models, as Triton does.
         server_name, server_version: in ServerMetadata.
@@ -36,7 +37,8 @@ class GrpcSettings:
 
     host: str = "127.0.0.1"
     port: int = 8081
-    max_message_bytes: int = 40 * 1024 * 1024
+    max_message_bytes: int = 64 * 1024 * 1024
+    max_held_bytes: int = 256 * 1024 * 1024
     tls: TlsFiles | None = None
     strict_decoupled: bool = False
     server_name: str = "tengserve"

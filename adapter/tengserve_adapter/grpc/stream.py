@@ -15,7 +15,7 @@ from typing import Final
 
 import grpc
 
-from tengserve_adapter.grpc.calls import ClientGoneError, Gate, fail, write
+from tengserve_adapter.grpc.calls import ClientGoneError, Gate, counted, fail, write
 from tengserve_adapter.grpc.codec import FINAL, Asked
 from tengserve_adapter.grpc.schema import Message, schema
 from tengserve_adapter.grpc.service import Incoming, InferenceService, encoded, says_only_final
@@ -25,6 +25,7 @@ from tengserve_backend.errors import ServerError, ShuttingDownError
 from tengserve_backend.inference import InferResponse, TensorModel
 from tengserve_backend.inference.unary import closing
 
+METHOD: Final = "ModelStreamInfer"
 STRICT_ERRORS: Final = "triton_grpc_error"
 """Metadata of a client that wants a stream's first error as its status."""
 WRITE_TIMEOUT_S: Final = 120.0
@@ -43,7 +44,7 @@ class StreamService:
         """
         self._inference = inference
         self._max_requests = settings.max_stream_requests
-        self._gate = Gate(settings.max_streams, "streams")
+        self._gate = Gate(settings.max_streams, "open streams")
         self._open: set[_Stream] = set()
 
     def handler(self) -> grpc.RpcMethodHandler:
@@ -66,6 +67,8 @@ class StreamService:
                     self._open.discard(stream)
         except ClientGoneError:
             return
+        except _StreamFailedError as failure:
+            await context.abort(failure.code, failure.message)
         except Exception as error:  # noqa: BLE001 - the edge: every error becomes a status, the unexpected is logged
             await fail(context, error)
 
@@ -129,18 +132,22 @@ class _Stream:
             self._slots.release()
 
     async def _respond(self, incoming: Incoming, before: asyncio.Event | None) -> None:
-        try:
-            if isinstance(incoming.work, Exception):
-                raise incoming.work
-            await self._infer(*incoming.work, before)
-        except (ClientGoneError, _ClientStuckError):
-            raise
-        except Exception as error:
-            if before is not None:
-                await before.wait()
-            if self._strict:
+        with counted(METHOD) as outcome:
+            try:
+                if isinstance(incoming.work, Exception):
+                    raise incoming.work
+                with self._inference.held.enter(incoming.size):
+                    await self._infer(*incoming.work, before)
+                outcome.code = grpc.StatusCode.OK
+            except (ClientGoneError, _ClientStuckError):
                 raise
-            await self._write(_refusal(incoming, error))
+            except Exception as error:  # noqa: BLE001 - told to the client as this request's answer; see status_of
+                if before is not None:
+                    await before.wait()
+                outcome.code, message = status_of(error)
+                if self._strict:
+                    raise _StreamFailedError(outcome.code, message) from None
+                await self._write(_refusal(incoming, message))
 
     async def _infer(self, model: TensorModel, asked: Asked, before: asyncio.Event | None) -> None:
         ended = False
@@ -172,6 +179,15 @@ class _Stream:
                 raise _ClientStuckError(f"the client took no response for {WRITE_TIMEOUT_S:g} s") from None
 
 
+class _StreamFailedError(Exception):
+    """A request has failed whose client wants the stream to end with its status."""
+
+    def __init__(self, code: grpc.StatusCode, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+
 class _ClientStuckError(ServerError):
     """The client does not read."""
 
@@ -180,9 +196,9 @@ def _stream_response(**fields: object) -> Message:
     return schema().messages["ModelStreamInferResponse"](**fields)
 
 
-def _refusal(incoming: Incoming, error: Exception) -> Message:
+def _refusal(incoming: Incoming, text: str) -> Message:
     """An error as an answer: clients read the message; those that read on find which request it is about."""
-    message = _stream_response(error_message=status_of(error)[1] or "unknown error")
+    message = _stream_response(error_message=text or "unknown error")
     response = message.infer_response
     response.model_name = incoming.model_name
     response.model_version = incoming.version

@@ -31,6 +31,12 @@ REQUESTS = Counter(
     REQUESTS_LABELS,
 )
 _CLIENT_LEFT = 499
+GRPC_REQUESTS_LABELS = ("method", "code")
+GRPC_REQUESTS = Counter(
+    "tengserve_grpc_requests",
+    "Requests over gRPC by method and status code; each request of a stream is one.",
+    GRPC_REQUESTS_LABELS,
+)
 
 LABELS = ("model", "version")
 READY = ("model_ready", "1 when the model can answer.")
