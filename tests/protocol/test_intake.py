@@ -17,15 +17,15 @@ from tengserve_adapter.http import intake
 from tengserve_adapter.http.intake import BodyIntake
 from tengserve_adapter.http.settings import HttpSettings
 
-PATHS = ["/infer", "/v1/models/m:predict", "/raw"]
+PATHS = ["/infer", "/v1/models/m:explain", "/raw"]
 
 
 def app_of_another(engine: FakeEngine, settings: HttpSettings) -> FastAPI:
     """Our routes, and routes that somebody else adds."""
     app = app_with(engine, settings=settings)
 
-    @app.post("/v1/models/{name}:predict")
-    async def predict(name: str, body: dict[str, Any]) -> int:
+    @app.post("/v1/models/{name}:explain")
+    async def explain(name: str, body: dict[str, Any]) -> int:
         return len(body)
 
     @app.post("/raw")

@@ -52,14 +52,21 @@ def test_the_reply_says_nothing_of_what_serves_it(tiny_server: ServerProcess) ->
 
 def test_routes_of_kserve_stay_and_say_what_to_use(tiny_server: ServerProcess) -> None:
     assert httpx.get(f"{tiny_server.url}/v1/models").json() == {"models": ["tiny"]}
-    predict = httpx.post(f"{tiny_server.url}/v1/models/tiny:predict", json={"instances": ["Once"]})
-    assert predict.status_code == 501
-    assert "/v2/models/tiny/generate" in predict.json()["error"]
+    for instance in ("Once", {"text_input": "Once"}):
+        body = {"instances": [instance], "parameters": {"max_new_tokens": 4}}
+        predict = httpx.post(f"{tiny_server.url}/v1/models/tiny:predict", json=body, timeout=60)
+        assert predict.status_code == 200
+        assert [type(text) for text in predict.json()["predictions"]] == [str]
     # As curl -d sends it, with the Content-Type of a form.
+    form = {"Content-Type": "application/x-www-form-urlencoded"}
+    text_input = {"name": "text_input", "shape": [1], "datatype": "BYTES", "data": ["Once"]}
     for base in ("/v2/models/tiny", "/v2/models/tiny/versions/1"):
-        tensors = httpx.post(f"{tiny_server.url}{base}/infer", data={"inputs": "[]"})
-        assert (tensors.status_code, tensors.json()["error_type"]) == (501, "Not Implemented")
-        assert "/generate" in tensors.json()["error"]
+        url = f"{tiny_server.url}{base}/infer"
+        tensors = httpx.post(url, content=json.dumps({"inputs": [text_input]}), headers=form, timeout=60)
+        assert tensors.status_code == 200
+        assert tensors.json()["outputs"][0]["data"][0].startswith("Once")
+        refused = httpx.post(url, data={"inputs": "[]"})
+        assert (refused.status_code, list(refused.json())) == (400, ["error"])
     for response in (
         httpx.get(f"{tiny_server.url}/v2/models"),
         httpx.post(f"{tiny_server.url}/v1/models/tiny:predict", data={"instances": "[]"}),

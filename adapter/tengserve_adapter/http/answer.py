@@ -12,10 +12,12 @@ from tengserve_adapter.http.sse import EventStream, send_json
 from tengserve_adapter.protocols.call import Call, Reply
 from tengserve_backend.engine.base import Engine, Generation
 from tengserve_backend.errors import DeadlineExceededError, GenerationFailedError
-from tengserve_backend.generation import TokenEvent
+from tengserve_backend.generation import GenerationRequest, TokenEvent
 
 GRACE_S: Final = 5.0
 """How long after its timeout a request waits for the engine to end it. Past that the engine is taken for dead."""
+
+_SILENT: Final = "The engine did not answer in time."
 
 _LAST_WORDS_S: Final = 1.0
 """How long a client that does not read is given to take the error that ends its stream."""
@@ -40,12 +42,12 @@ async def answer(engine: Engine, call: Call, send: Send, *, grace_s: float = GRA
                 if call.stream:
                     await _stream(generation, call.reply, stream)
                 else:
-                    await send_json(send, await _collect(generation, call.reply))
+                    await send_json(send, answer_of(call.reply, await _collect(generation)))
             finally:
                 generation.abort()
         return
     except TimeoutError:
-        failure = DeadlineExceededError("The engine did not answer in time.")
+        failure = DeadlineExceededError(_SILENT)
     except Exception as error:  # noqa: BLE001 - whatever fails after the first event must be told in the stream
         failure = error
     if not stream.started:
@@ -62,13 +64,38 @@ async def _stream(generation: Generation, reply: Reply, stream: EventStream) -> 
     raise _no_end()
 
 
-async def _collect(generation: Generation, reply: Reply) -> bytes:
+async def _collect(generation: Generation) -> list[TokenEvent]:
     events: list[TokenEvent] = []
     async for event in generation:
         events.append(event)
         if event.finish is not None:
-            return reply.answer(events, event.finish)
+            return events
     raise _no_end()
+
+
+async def whole_answer(engine: Engine, request: GenerationRequest) -> list[TokenEvent]:
+    """Submit a request and wait for all its events; the last one has `finish`. It is aborted if this is cancelled.
+
+    Raises:
+        TengserveError: the engine's, or its silence.
+    """
+    try:
+        async with asyncio.timeout(request.timeout_s + GRACE_S):
+            generation = await engine.submit(request)
+            try:
+                return await _collect(generation)
+            finally:
+                generation.abort()
+    except TimeoutError:
+        raise DeadlineExceededError(_SILENT) from None
+
+
+def answer_of(reply: Reply, events: list[TokenEvent]) -> bytes:
+    """The JSON of the whole answer."""
+    finish = events[-1].finish
+    if finish is None:
+        raise _no_end()
+    return reply.answer(events, finish)
 
 
 def _no_end() -> GenerationFailedError:

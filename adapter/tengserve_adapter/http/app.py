@@ -18,6 +18,7 @@ from tengserve_adapter.http.errors import error_body, error_response, response_f
 from tengserve_adapter.http.health import Health
 from tengserve_adapter.http.intake import BodyIntake
 from tengserve_adapter.http.models import Models
+from tengserve_adapter.http.predict import PredictEndpoint
 from tengserve_adapter.http.settings import HttpSettings
 from tengserve_adapter.http.tensor_generate import TensorGenerateEndpoint
 from tengserve_adapter.http.tensors import InferEndpoint
@@ -56,6 +57,7 @@ def _generation_routes(context: Context) -> list[Route]:
         llm = GenerateEndpoint(context, f"{_MODEL}/{verb}", stream=stream)
         endpoint = TensorGenerateEndpoint(context, llm, stream=stream)
         routes += [Route(f"{base}/{verb}", endpoint, methods=["POST"]) for base in (_MODEL, _VERSION)]
+    routes.append(Route("/v1/models/{model}:predict", PredictEndpoint(context), methods=["POST"]))
     infer = InferEndpoint(context)
     routes += [Route(f"{base}/infer", infer, methods=["POST"]) for base in (_MODEL, _VERSION)]
     return routes

@@ -132,13 +132,20 @@ class GenerationEndpoint:
         engine = self._engine(request)
         # No name for the raw body: it is gone when it has been parsed.
         call = await parse_body(await read_body(receive), lambda body: self._parse(request, body, engine.info))
-        self._count(call.ignored)
+        count_ignored(self.label, call.ignored)
         await while_connected(receive, answer(engine, call, send))
 
-    def _count(self, ignored: Ignored) -> None:
-        if ignored.count:
-            IGNORED_FIELDS.labels(self.label).inc(ignored.count)
-            _LOG.debug("%s: %d unknown fields ignored, such as %s", self.label, ignored.count, ignored.names)
+
+def count_ignored(label: str, ignored: Ignored) -> None:
+    """Count a body's unknown fields, and log a few of their names.
+
+    Args:
+        label: the URL's pattern.
+        ignored: what nobody knows.
+    """
+    if ignored.count:
+        IGNORED_FIELDS.labels(label).inc(ignored.count)
+        _LOG.debug("%s: %d unknown fields ignored, such as %s", label, ignored.count, ignored.names)
 
 
 class NativeEndpoint(GenerationEndpoint):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import uuid
 from typing import Final
 
@@ -11,18 +9,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from tengserve_adapter.http.answer import GRACE_S
+from tengserve_adapter.http.answer import whole_answer
 from tengserve_adapter.http.body import INLINE_BYTES
 from tengserve_adapter.http.disconnect import ClientDisconnected, while_connected
 from tengserve_adapter.http.encoding import accepted, compress
-from tengserve_adapter.http.endpoints import IGNORED_FIELDS, Context
+from tengserve_adapter.http.endpoints import Context, count_ignored
 from tengserve_adapter.http.errors import response_for
 from tengserve_adapter.http.tensor_body import HEAD_LENGTH, TensorBody, in_thread_if, read_content, split
 from tengserve_adapter.http.triton_errors import triton_response
 from tengserve_adapter.protocols import infer, mindie_infer
 from tengserve_backend.engine.base import Engine
 from tengserve_backend.errors import (
-    DeadlineExceededError,
     ModelNotFoundError,
     ShuttingDownError,
     TengserveError,
@@ -32,8 +29,6 @@ from tengserve_backend.errors import (
 from tengserve_backend.inference import InferRequest, InferResponse, TensorModel
 from tengserve_backend.inference.llm import LlmTensorModel
 from tengserve_backend.inference.unary import infer_once
-
-_LOG = logging.getLogger(__name__)
 
 LABEL: Final = "/v2/models/{model}/infer"
 _HEAD_LENGTH_HEADER: Final = "Inference-Header-Content-Length"
@@ -99,13 +94,11 @@ class InferEndpoint:
         """Like every MindIE endpoint, errors included."""
         try:
             call = mindie_infer.parse(body.head, engine.info, request_id=uuid.uuid4().hex)
-            if call.ignored.count:
-                IGNORED_FIELDS.labels(LABEL).inc(call.ignored.count)
-                _LOG.debug("%s: %d unknown fields ignored, such as %s", LABEL, call.ignored.count, call.ignored.names)
-            token_ids = await while_connected(receive, _token_ids(engine, call))
+            count_ignored(LABEL, call.ignored)
+            events = await while_connected(receive, whole_answer(engine, call.request))
         except TengserveError as error:
             return response_for(error)
-        return Response(call.answer(token_ids), media_type="application/json")
+        return Response(call.answer([event.token_id for event in events]), media_type="application/json")
 
 
 def _refuses_decoupled() -> UnsupportedError:
@@ -133,15 +126,3 @@ def _written(
         content = compress(encoding, content)
         headers["Content-Encoding"] = encoding.name
     return Response(content, headers=headers, media_type=media_type)
-
-
-async def _token_ids(engine: Engine, call: mindie_infer.TokenCall) -> list[int]:
-    try:
-        async with asyncio.timeout(call.request.timeout_s + GRACE_S):
-            generation = await engine.submit(call.request)
-            try:
-                return [event.token_id async for event in generation]
-            finally:
-                generation.abort()
-    except TimeoutError:
-        raise DeadlineExceededError("The engine did not answer in time.") from None

@@ -203,11 +203,10 @@ def _add(shared: dict[str, object], canonical: str, name: str, value: object) ->
         value = _without_empty(value)
     if not _is_special(canonical, value):
         check_value(replace(field, name=name), rule, value)
-    if canonical in shared and shared[canonical] != value:
+    if shared.setdefault(canonical, value) != value:
         raise InvalidRequestError(
-            f"Parameter {name} must have one value, got different ones for {name} and {canonical}.", field=name
+            f"Parameter {canonical} must have one value, got different ones under its several names.", field=name
         )
-    shared[canonical] = value
 
 
 def _typed(kind: Kind, value: object) -> object:
