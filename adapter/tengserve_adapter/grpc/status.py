@@ -8,20 +8,8 @@ from typing import Final
 
 import grpc
 
-from tengserve_backend.errors import (
-    ConfigurationError,
-    DeadlineExceededError,
-    ErrorCode,
-    ModelExecutionError,
-    ModelNotFoundError,
-    ModelNotReadyError,
-    OverloadedError,
-    RequestAbortedError,
-    RequestError,
-    ServerError,
-    ShuttingDownError,
-    TengserveError,
-)
+from tengserve_backend.errors import ErrorCode, RequestError, TengserveError
+from tengserve_backend.inference.codes import triton_code
 
 _LOG = logging.getLogger(__name__)
 
@@ -33,22 +21,7 @@ class NotServedError(RequestError):
     """A part of the protocol that this server has not."""
 
 
-CODES: Final[Mapping[type[BaseException], grpc.StatusCode]] = {
-    NotServedError: grpc.StatusCode.UNIMPLEMENTED,
-    ModelNotFoundError: grpc.StatusCode.NOT_FOUND,
-    RequestError: grpc.StatusCode.INVALID_ARGUMENT,
-    ConfigurationError: grpc.StatusCode.INVALID_ARGUMENT,
-    ModelNotReadyError: grpc.StatusCode.UNAVAILABLE,
-    OverloadedError: grpc.StatusCode.UNAVAILABLE,
-    ShuttingDownError: grpc.StatusCode.UNAVAILABLE,
-    # As Triton answers a request whose `timeout` ran out; DEADLINE_EXCEEDED is the client's own clock.
-    DeadlineExceededError: grpc.StatusCode.UNAVAILABLE,
-    RequestAbortedError: grpc.StatusCode.CANCELLED,
-    ServerError: grpc.StatusCode.INTERNAL,
-}
-"""The map; a class that is not in it is answered like its nearest parent."""
-
-MODEL_CODES: Final[Mapping[ErrorCode, grpc.StatusCode]] = {
+CODES: Final[Mapping[ErrorCode, grpc.StatusCode]] = {
     ErrorCode.UNKNOWN: grpc.StatusCode.UNKNOWN,
     ErrorCode.INTERNAL: grpc.StatusCode.INTERNAL,
     ErrorCode.NOT_FOUND: grpc.StatusCode.NOT_FOUND,
@@ -58,7 +31,7 @@ MODEL_CODES: Final[Mapping[ErrorCode, grpc.StatusCode]] = {
     ErrorCode.ALREADY_EXISTS: grpc.StatusCode.ALREADY_EXISTS,
     ErrorCode.CANCELLED: grpc.StatusCode.CANCELLED,
 }
-"""What a user's model may give its error."""
+"""Triton's codes, as its own gRPC server tells them."""
 
 
 def status_of(error: BaseException) -> tuple[grpc.StatusCode, str]:
@@ -66,10 +39,9 @@ def status_of(error: BaseException) -> tuple[grpc.StatusCode, str]:
     if not isinstance(error, TengserveError):
         _LOG.error("Unexpected error while serving a request", exc_info=error)
         return grpc.StatusCode.INTERNAL, "Internal server error."
-    if isinstance(error, ModelExecutionError):
-        return MODEL_CODES[error.code], _bounded(error.message)
-    code = next((CODES[cls] for cls in type(error).__mro__ if cls in CODES), grpc.StatusCode.INTERNAL)
-    return code, _bounded(error.message)
+    if isinstance(error, NotServedError):
+        return grpc.StatusCode.UNIMPLEMENTED, _bounded(error.message)
+    return CODES[triton_code(error)], _bounded(error.message)
 
 
 def _bounded(message: str) -> str:
