@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from tengserve_adapter.http.body import INLINE_BYTES, MAX_CONTAINERS, MAX_DEPTH, MAX_VALUES
+from tengserve_adapter.http.connection import HEAD_TIMEOUT_S, KEEP_ALIVE_S, MAX_HEAD_BYTES, MAX_PIPELINED, PROBES
 from tengserve_adapter.http.errors import MAX_ERROR_BYTES, REPLIES
+from tengserve_adapter.http.intake import MIN_BYTES_PER_S, RATE_WINDOW_S
+from tengserve_adapter.http.settings import HttpSettings
+from tengserve_adapter.http.transport import CLOSE_TIMEOUT_S, DISCARD_TIMEOUT_S
 from tengserve_backend.errors import RequestError, ServerError
 from tengserve_backend.generation.checks import given
 from tengserve_backend.generation.fields import Dialect, Field, Kind, Place, Rule, fields_of
 
 _MADE = "<!-- Made by scripts/docs from {source}; change that file instead. -->"
 _FIELDS_FROM = _MADE.format(source="tengserve_backend/generation/fields.py and scripts/_docs_protocols.py")
+_CONNECTIONS_FROM = _MADE.format(source="tengserve_adapter/http/connection.py and scripts/_docs_protocols.py")
 _ERRORS_FROM = _MADE.format(source="tengserve_adapter/http/errors.py and scripts/_docs_protocols.py")
 
 _RULES = f"""
@@ -58,7 +63,8 @@ with the first event, so what goes wrong before it is a plain error with its rea
 - With the model's fullTextEnabled, `token.text` repeats the whole text so far.
 
 `finish_reason` is `eos_token`, `stop_sequence` or `length`. `generated_tokens` counts a final end-of-sequence token,
-which is not in the text. Closing the connection ends the request.
+which is not in the text. Closing the connection
+ends the request ([connections](connections.md)).
 """
 
 _GENERATE = """# v2 generate
@@ -89,7 +95,8 @@ Stream: one event a token, each `data: {json}` and a blank line, without `[DONE]
 With details, `generated_tokens` counts up, `finish_reason` and `seed` come with the last event, and `prefill_time` and
 `decode_time` tell the time of the token in milliseconds.
 
-`finish_reason` is `eos_token`, `stop_sequence` or `length`. Closing the connection ends the request.
+`finish_reason` is `eos_token`, `stop_sequence` or `length`. Closing the connection
+ends the request ([connections](connections.md)).
 """
 
 _ERRORS = f"""# Errors
@@ -104,6 +111,38 @@ first event it is one more event, `data: {{"error": ..., "error_type": ...}}`, a
 | --- | --- | --- |
 """
 
+
+_PROBES = ", ".join(f"`{path}`" for path in PROBES)
+
+_CONNECTIONS = f"""# Connections
+
+{_CONNECTIONS_FROM}
+
+The server speaks HTTP/1.1, with keep-alive, to whoever reaches its port. HTTP/1.0 clients are answered without chunks,
+and the connection closes. An offer to upgrade (HTTP/2, WebSocket) is ignored.
+
+| what | bound | beyond it |
+| --- | --- | --- |
+| request line and headers | {MAX_HEAD_BYTES // 1024} KiB | 431, and the connection closes |
+| time for them | {HEAD_TIMEOUT_S:g} s from the first byte | the connection closes |
+| idle time between requests | {KEEP_ALIVE_S} s | the connection closes |
+| a request's body | `--max-body-bytes`; with tensors, `--max-tensor-bytes` | 413 |
+| time for it | {HttpSettings().body_timeout_s:g} s | 408 |
+| its pace | {MIN_BYTES_PER_S} bytes a second, measured over {RATE_WINDOW_S:g} s | 408 |
+| bodies that arrive or are parsed, together | `--max-held-body-bytes` | 429, with Retry-After |
+| requests sent ahead on a connection | {MAX_PIPELINED} | no more are read until some are answered |
+| connections | `--max-connections` | 503 with Retry-After; {_PROBES} are answered still |
+| rest of a body that was answered early | {DISCARD_TIMEOUT_S:g} s | the connection closes |
+| reading what is left of an answer when the connection closes | {CLOSE_TIMEOUT_S:g} s | the connection is reset |
+
+All routes have these bounds, KServe's own included.
+
+A client that closes its connection has left, and its request ends. A client that only closes its sending side, as
+`nc -N` does, has left too: nothing on the wire tells the two apart until an answer is written, and an answer that
+nobody waits for must not occupy the model. Keep the connection open in both directions until the answer is complete.
+
+When the server stops, a body that has not arrived whole is answered with 503 and Retry-After at once.
+"""
 
 _LENGTHS = {
     Kind.STRING: "characters",
@@ -166,4 +205,5 @@ def render() -> dict[str, str]:
         "docs/protocols/mindie.md": _page(_MINDIE, Dialect.NATIVE),
         "docs/protocols/generate.md": _page(_GENERATE, Dialect.GENERATE),
         "docs/protocols/errors.md": _errors(),
+        "docs/protocols/connections.md": _CONNECTIONS,
     }

@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tengserve_adapter.http.app import install
-from tengserve_adapter.http.connection import BoundedHttpProtocol
+from tengserve_adapter.http.connection import KEEP_ALIVE_S, BoundedHttpProtocol
 from tengserve_adapter.http.errors import response_for
 from tengserve_adapter.kserve.repository import TengserveModelRepository, TengserveRepositoryExtension
 from tengserve_adapter.kserve.sdk import KSERVE_METRICS, ModelServer, RESTServer, app
@@ -32,9 +32,6 @@ from tengserve_backend.inference import TensorModel
 from tengserve_backend.repository.load import ModelPeers, load_model
 from tengserve_backend.repository.manager import ModelManager, ModelState
 from tengserve_backend.repository.source import ModelSource, Progress
-
-KEEP_ALIVE_S = 65
-"""Longer than the idle timeout of Envoy and Istio (60 s): a proxy must not write to a connection that we close."""
 
 
 def serve(

@@ -40,6 +40,9 @@ _LOG = logging.getLogger(__name__)
 MAX_HEAD_BYTES = 64 * 1024
 HEAD_TIMEOUT_S = 30.0
 
+KEEP_ALIVE_S: Final = 65
+"""Longer than the idle timeout of Envoy and Istio (60 s): a proxy must not write to a connection that we close."""
+
 MAX_PIPELINED: Final = 16
 """Requests that wait behind the one that is being answered. While there are more, nothing is read."""
 
@@ -48,7 +51,7 @@ SPARE_CONNECTIONS = 64
 """Connections beyond the limit that are still heard, so that probes are answered and clients are told. The rest are
 closed unheard."""
 SPARE_HEAD_TIMEOUT_S = 2.0
-_PROBES: Final = frozenset({"/v2/health/live", "/v2/health/ready", "/metrics"})
+PROBES: Final = ("/v2/health/live", "/v2/health/ready", "/metrics")
 
 _FRAMING: Final = (b"content-length", b"transfer-encoding", b"connection")
 """Headers that decide where a request ends."""
@@ -211,7 +214,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         """Answer one request; a client that leaves meanwhile, however that shows, is nobody's failure."""
         if self._spare:
             cycle.keep_alive = False
-            if scope["path"] not in _PROBES:
+            if scope["path"] not in PROBES:
                 app = response_for(TooManyConnectionsError("Too many clients are connected."))
         try:
             await app(scope, receive, _close_delimited(cycle) if scope["http_version"] == "1.0" else send)
