@@ -37,7 +37,7 @@ STATUSES: Final[Mapping[type[TengserveError], int]] = {
 }
 """The map; a class that is not in it is answered like its nearest parent."""
 
-_CODES: Final[Mapping[ErrorCode, int]] = {
+CODES: Final[Mapping[ErrorCode, int]] = {
     ErrorCode.INTERNAL: 500,
     ErrorCode.NOT_FOUND: 404,
     ErrorCode.UNAVAILABLE: 503,
@@ -47,12 +47,13 @@ _CODES: Final[Mapping[ErrorCode, int]] = {
     ErrorCode.ALREADY_EXISTS: 400,
     ErrorCode.CANCELLED: 400,
 }
+"""Statuses of the codes that a user's model gives its errors."""
 
 
 def status_for(error: BaseException) -> int:
     """The HTTP status of an error."""
     if isinstance(error, ModelExecutionError):
-        return _CODES[error.code]
+        return CODES[error.code]
     return next((STATUSES[cls] for cls in type(error).__mro__ if cls in STATUSES), 500)
 
 
