@@ -79,7 +79,7 @@ async def _only(model: TensorModel, request: InferRequest) -> bytes:
     found: bytes | None = None
     async with closing(model.infer(request)) as responses:
         async for response in responses:
-            if triton_generate.is_flag_only(response):
+            if triton_generate.is_flag_only(model, response):
                 continue
             if found is not None:
                 raise GenerationFailedError(triton_generate.NOT_ONE_RESPONSE)
@@ -95,7 +95,7 @@ async def _events(model: TensorModel, request: InferRequest, send: Send) -> None
     try:
         async with closing(model.infer(request)) as responses:
             async for response in responses:
-                if not triton_generate.is_flag_only(response):
+                if not triton_generate.is_flag_only(model, response):
                     await _send(stream, triton_generate.write(response))
     except ClientDisconnected:
         raise

@@ -162,9 +162,9 @@ def _shape(spec: TensorSpec, count: int) -> list[int]:
     return shape
 
 
-def is_flag_only(response: InferResponse) -> bool:
-    """Whether a response says nothing but that no other follows."""
-    return response.final and not response.outputs and not response.parameters
+def is_flag_only(model: TensorModel, response: InferResponse) -> bool:
+    """Whether a response says nothing but that no other follows, as only a decoupled model's can."""
+    return model.decoupled and response.final and not response.outputs and not response.parameters
 
 
 def write(response: InferResponse) -> bytes:
