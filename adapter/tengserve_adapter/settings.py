@@ -99,7 +99,7 @@ class ServerSettings:
     )
     max_held_body_bytes: int = _setting(
         "Bytes of request bodies that are held at once, while they arrive and are parsed; what goes beyond is answered"
-        " with 429.",
+        " with 429. Those of v2 infer count once more until they are answered, and are then refused with 503.",
         default=_HTTP_DEFAULTS.max_held_body_bytes,
         metavar="BYTES",
         minimum=1024,

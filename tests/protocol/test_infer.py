@@ -210,6 +210,23 @@ async def test_limits_hold_before_and_after_decompression() -> None:
         assert set(response.json()) == {"error"}
 
 
+async def test_bodies_have_a_limit_together_until_they_are_answered() -> None:
+    """Two small bodies that become large: while the first is held, there is no room for the second."""
+    model = identity(Datatype.BYTES, (1,))
+    model.gate = asyncio.Event()
+    limits = HttpSettings(max_tensor_bytes=1_000_000, max_held_body_bytes=1_500_000)
+    headers = {HEAD: "0", "Content-Encoding": "gzip"}
+    content = gzip.compress(bytes(1_000_000))
+    async with client_of(app_with(tensor_models=[model], settings=limits)) as client:
+        first = asyncio.create_task(client.post(URL, content=content, headers=headers))
+        await asyncio.wait_for(model.began.wait(), 10)
+        second = await client.post(URL, content=content, headers=headers)
+        assert (second.status_code, second.json()) == (503, {"error": "Too many request bodies are held at once."})
+        model.gate.set()
+        assert (await first).status_code == 200
+        assert (await client.post(URL, content=content, headers=headers)).status_code == 200
+
+
 async def test_parameters_go_where_they_mean_something() -> None:
     model = IdentityModel()
     parameters = {"priority": 2, "timeout": 5, "sequence_id": 9, "sequence_end": True, "mine": 0.5, "text": "t"}

@@ -14,7 +14,8 @@ class HttpSettings:
             only model there is.
         max_body_bytes: a larger body is refused with 413.
         max_held_body_bytes: bytes of bodies that are held at once, while they arrive and are parsed; a body that would
-            go beyond is refused with 429.
+            go beyond is refused with 429. Bodies of tensors count once more until they are answered, and are refused
+            with 503.
         max_tensor_bytes: a larger body of v2 infer, or of generate for a model of tensors, is refused with 400.
         strict_decoupled: refuse v2 infer for a decoupled model, as Triton does, instead of joining its responses.
         max_infer_text_chars: characters of `inputs` (the documented 4 MB).

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -16,9 +17,10 @@ from starlette.types import Receive, Scope
 from tengserve_adapter.http.body import INLINE_BYTES, has_too_many_values, read_body
 from tengserve_adapter.http.body_rules import BodyRules, set_body_rules
 from tengserve_adapter.http.encoding import Encoding, decompress, encoding_of
+from tengserve_adapter.http.errors import RETRY_AFTER_S
 from tengserve_adapter.http.settings import HttpSettings
 from tengserve_adapter.http.triton_errors import triton_response
-from tengserve_backend.errors import InvalidRequestError, RequestTooLargeError, UnsupportedError
+from tengserve_backend.errors import InvalidRequestError, OverloadedError, RequestTooLargeError, UnsupportedError
 from tengserve_backend.generation.checks import given
 
 _T = TypeVar("_T")
@@ -29,6 +31,9 @@ MAX_VALUES: Final = 4 * 1024 * 1024
 MAX_CONTAINERS: Final = 512 * 1024
 """Values in the JSON of a body, and arrays and objects among them. Some 32 bytes of memory each; more is for binary
 data, which has no such limit."""
+
+_DECOMPRESSED_AT_ONCE: Final = 2
+"""Bodies that are being decompressed and not yet counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,29 +51,65 @@ class TensorBody:
     raw: bool
 
 
-async def read_content(scope: Scope, receive: Receive, settings: HttpSettings, *, compressed: bool) -> bytes:
-    """The whole content.
+class ContentRoom:
+    """Counts the bytes of bodies, decompressed, until they are answered: their tensors live as long."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._held_bytes = 0
+        self.decompressing = asyncio.Semaphore(_DECOMPRESSED_AT_ONCE)
+
+    @contextmanager
+    def hold(self, size: int) -> Iterator[None]:
+        """Count a body until the context ends.
+
+        Raises:
+            OverloadedError: there is no room.
+        """
+        if self._held_bytes + size > self._max_bytes:
+            raise OverloadedError("Too many request bodies are held at once.", retry_after_s=RETRY_AFTER_S)
+        self._held_bytes += size
+        try:
+            yield
+        finally:
+            self._held_bytes -= size
+
+
+@asynccontextmanager
+async def content_of(
+    scope: Scope, receive: Receive, settings: HttpSettings, room: ContentRoom, *, compressed: bool
+) -> AsyncIterator[bytes]:
+    """The whole content of a body, counted until the context ends.
 
     Args:
         scope, receive: of the request, whose body has not been asked for.
         settings: its limits.
-        compressed: whether gzip and deflate are taken.
+        room: for all bodies of the route.
+        compressed: gzip and deflate are taken.
 
     Raises:
         UnsupportedError: another encoding.
         InvalidRequestError: damaged.
         RequestTooLargeError: more than the limit once it is decoded.
+        OverloadedError: no room.
         ClientDisconnected: the client left.
         TengserveError: what is wrong with the way in which the body arrived.
     """
     limit = settings.max_tensor_bytes
     set_body_rules(scope, BodyRules(limit, encoded=True, respond=lambda error: _respond(error, limit)))
     encoding = _encoding(Headers(scope=scope), compressed=compressed)
-    raw = await read_body(receive)
-    if encoding is None:
-        return raw
+    content = await read_body(receive)
+    if encoding is not None:
+        content = await _decompressed(encoding, content, limit, room)
+    with room.hold(len(content)):
+        yield content
+
+
+async def _decompressed(encoding: Encoding, raw: bytes, limit: int, room: ContentRoom) -> bytes:
     try:
-        return await in_thread_if(len(raw) > INLINE_BYTES // 8, lambda: decompress(encoding, raw, limit))
+        # A small body may become a large one, which is counted only when it is there.
+        async with room.decompressing:
+            return await in_thread_if(len(raw) > INLINE_BYTES // 8, lambda: decompress(encoding, raw, limit))
     except RequestTooLargeError:
         raise _too_large(limit) from None
 

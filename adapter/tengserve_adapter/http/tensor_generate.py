@@ -12,7 +12,7 @@ from tengserve_adapter.http.body import INLINE_BYTES
 from tengserve_adapter.http.disconnect import ClientDisconnected, while_connected
 from tengserve_adapter.http.endpoints import Context
 from tengserve_adapter.http.sse import EventStream, send_json
-from tengserve_adapter.http.tensor_body import in_thread_if, parse_json, read_content
+from tengserve_adapter.http.tensor_body import ContentRoom, content_of, in_thread_if, parse_json
 from tengserve_adapter.http.tensors import find_model
 from tengserve_adapter.http.triton_errors import status_for, triton_body, triton_response
 from tengserve_adapter.protocols import triton_generate
@@ -42,6 +42,7 @@ class TensorGenerateEndpoint:
         self._context = context
         self._llm = llm
         self._stream = stream
+        self._room = ContentRoom(context.settings.max_held_body_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request; nothing is raised but cancellation."""
@@ -62,12 +63,12 @@ class TensorGenerateEndpoint:
             await triton_response(error)(scope, receive, send)
 
     async def _serve(self, model: TensorModel, version: str, scope: Scope, receive: Receive, send: Send) -> None:
-        raw = await read_content(scope, receive, self._context.settings, compressed=False)
-        request = await in_thread_if(len(raw) > INLINE_BYTES, lambda: _parse(raw, model, version))
-        if self._stream:
-            await while_connected(receive, _events(model, request, send))
-        else:
-            await send_json(send, await while_connected(receive, _only(model, request)))
+        async with content_of(scope, receive, self._context.settings, self._room, compressed=False) as raw:
+            request = await in_thread_if(len(raw) > INLINE_BYTES, lambda: _parse(raw, model, version))
+            if self._stream:
+                await while_connected(receive, _events(model, request, send))
+            else:
+                await send_json(send, await while_connected(receive, _only(model, request)))
 
 
 def _parse(raw: bytes, model: TensorModel, version: str) -> InferRequest:

@@ -15,7 +15,7 @@ from tengserve_adapter.http.disconnect import ClientDisconnected, while_connecte
 from tengserve_adapter.http.encoding import accepted, compress
 from tengserve_adapter.http.endpoints import Context, count_ignored
 from tengserve_adapter.http.errors import response_for
-from tengserve_adapter.http.tensor_body import HEAD_LENGTH, TensorBody, in_thread_if, read_content, split
+from tengserve_adapter.http.tensor_body import HEAD_LENGTH, ContentRoom, TensorBody, content_of, in_thread_if, split
 from tengserve_adapter.http.triton_errors import triton_response
 from tengserve_adapter.protocols import infer, mindie_infer
 from tengserve_backend.engine.base import Engine
@@ -57,6 +57,7 @@ class InferEndpoint:
 
     def __init__(self, context: Context) -> None:
         self._context = context
+        self._room = ContentRoom(context.settings.max_held_body_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request; nothing is raised but cancellation."""
@@ -76,16 +77,16 @@ class InferEndpoint:
         settings = self._context.settings
         if settings.strict_decoupled and model.decoupled and not isinstance(model, LlmTensorModel):
             raise _refuses_decoupled()
-        content = await read_content(scope, receive, settings, compressed=True)
-        head_length = request.headers.get(HEAD_LENGTH)
-        body = await in_thread_if(len(content) > INLINE_BYTES, lambda: split(content, head_length))
-        if isinstance(model, LlmTensorModel) and not body.tail and mindie_infer.is_token_infer(body.head):
-            return await self._token_infer(model.engine, body, receive)
-        if settings.strict_decoupled and model.decoupled:
-            raise _refuses_decoupled()
-        large = len(content) > INLINE_BYTES
-        parsed, wishes = await in_thread_if(large, lambda: _parse(model, version or "", body))
-        response = await while_connected(receive, infer_once(model, parsed))
+        async with content_of(scope, receive, settings, self._room, compressed=True) as content:
+            head_length = request.headers.get(HEAD_LENGTH)
+            large = len(content) > INLINE_BYTES
+            body = await in_thread_if(large, lambda: split(content, head_length))
+            if isinstance(model, LlmTensorModel) and not body.tail and mindie_infer.is_token_infer(body.head):
+                return await self._token_infer(model.engine, body, receive)
+            if settings.strict_decoupled and model.decoupled:
+                raise _refuses_decoupled()
+            parsed, wishes = await in_thread_if(large, lambda: _parse(model, version or "", body))
+            response = await while_connected(receive, infer_once(model, parsed))
         large = sum(tensor.data.nbytes for tensor in response.outputs) > INLINE_BYTES
         accept = request.headers.get("accept-encoding", "")
         return await in_thread_if(large, lambda: _written(model, parsed, response, wishes, accept))
