@@ -55,7 +55,9 @@ def build_parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     for field in fields(ServerSettings):
         option = options.option(field.name)
         extra: dict[str, Any] = {"dest": field.name, "default": None}
-        if options.value_type(field.name) is bool:
+        if option.repeats:
+            extra |= {"action": "append", "metavar": option.metavar}
+        elif options.value_type(field.name) is bool:
             extra["action"] = argparse.BooleanOptionalAction
         else:
             extra["metavar"] = option.metavar
@@ -104,17 +106,23 @@ def _settings(arguments: argparse.Namespace) -> ServerSettings:
     for field in fields(ServerSettings):
         value = getattr(arguments, field.name)
         if value is not None:
+            if isinstance(value, list):
+                value = tuple(value)
             given[field.name] = options.parse(field.name, value) if isinstance(value, str) else value
     return ServerSettings(**given)
 
 
 def _serve(settings: ServerSettings) -> int:
     # Imported step by step, the quick ones first, so that each mistake is told as soon as it can be known.
-    from tengserve_backend.repository.scan import scan_repository
+    from tengserve_backend.repository.live import first_sources
+    from tengserve_backend.repository.modes import ControlMode
 
-    sources = scan_repository(settings.model_repository)
+    mode = ControlMode(settings.model_control_mode)
+    sources = first_sources(settings.model_repository, mode, settings.load_model)
     names = sorted({source.name for source in sources})
-    if settings.default_model is not None and settings.default_model not in names:
+    # What is loaded by request may be the default model later on.
+    known = mode is ControlMode.EXPLICIT or settings.default_model is None or settings.default_model in names
+    if not known:
         raise ConfigurationError(
             f"--default-model must be a model of the repository ({shown(', '.join(names))}),"
             f" got {shown(settings.default_model)!r}"

@@ -117,7 +117,7 @@ class Lifecycle:
         Args:
             models: what to load and to stop.
             drain_timeout_s, pre_drain_delay_s, exit_on_error: as in ServerSettings.
-            announce: called once, when loading has ended and a model is ready.
+            announce: called once, when loading has ended and a model is ready, or none was to be loaded.
         """
         self._models = models
         self._drain_timeout_s = drain_timeout_s
@@ -193,12 +193,13 @@ class Lifecycle:
         ended = False
         while not ended:
             ended = await self._loading.wait(WATCH_INTERVAL_S)
-            failed = [status for status in self._models.statuses() if status.state is ModelState.UNAVAILABLE]
+            failed = self._models.start_failures()
             if failed and self._exit_on_error:
                 # The models behind it in the queue could not change that any more.
                 self._end(Stop("; ".join(map(_failure, failed)), 1))
                 return
-        if any(status.state is ModelState.READY for status in self._models.statuses()):
+        statuses = self._models.statuses()
+        if not statuses or any(status.state is ModelState.READY for status in statuses):
             self._announce()
 
     async def _watch_engines(self) -> None:

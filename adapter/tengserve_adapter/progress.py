@@ -148,7 +148,9 @@ def ready_text(
             lines.append(f"/infer and /infer_token mean {default}, which is not loaded")
         else:
             lines.append(f"/infer and /infer_token mean {default}")
-    return "\n".join([*lines, "Try:", *(f"  {command}" for command in commands)])
+    if not ready:
+        lines.append(f"It has no model yet: curl -X POST {url}/v2/repository/models/NAME/load loads one")
+    return "\n".join([*lines, *(["Try:"] if commands else []), *(f"  {command}" for command in commands)])
 
 
 def _curl(url: str, body: object, *, stream: bool = False) -> str:

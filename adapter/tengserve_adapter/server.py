@@ -25,12 +25,16 @@ from tengserve_adapter.lifecycle import CLOSE_TIMEOUT_S, Lifecycle
 from tengserve_adapter.listener import make_room_for, url_of
 from tengserve_adapter.observability.metrics import EngineCollector, RequestMetrics, quiet_metrics
 from tengserve_adapter.progress import ProgressPrinter, ready_text, sample_commands, say, tensor_commands
+from tengserve_adapter.repository_control import RepositoryControl
 from tengserve_adapter.settings import ServerSettings
 from tengserve_backend.engine.base import Engine
-from tengserve_backend.errors import InvalidRequestError
+from tengserve_backend.errors import TengserveError
 from tengserve_backend.inference import TensorModel
-from tengserve_backend.repository.load import ModelPeers, load_model
+from tengserve_backend.repository.live import LiveRepository
+from tengserve_backend.repository.load import load_model
 from tengserve_backend.repository.manager import ModelManager, ModelState
+from tengserve_backend.repository.modes import ControlMode
+from tengserve_backend.repository.overlays import Overlays
 from tengserve_backend.repository.source import ModelSource, Progress
 
 
@@ -39,18 +43,24 @@ def serve(
 ) -> int:
     """Serve these models on this socket until told to stop; the process's exit status."""
 
+    overlays = Overlays()
+
     def load(source: ModelSource, report: Progress) -> Engine | TensorModel:
         began = time.monotonic()
         try:
-            engine = load_model(source, report, ModelPeers(models))
+            model = load_model(source, report, live)
         except BaseException:
             progress.failed()
             raise
         progress.loaded(source.name, time.monotonic() - began)
-        return engine
+        return model
 
-    models = ModelManager(sources, load, progress)
-    return TengserveServer(settings, models, listener).start()
+    models = ModelManager(sources, load, progress, released=overlays.release)
+    live = LiveRepository(settings.model_repository, ControlMode(settings.model_control_mode), models, overlays)
+    try:
+        return TengserveServer(settings, models, live, listener).start()
+    finally:
+        overlays.close()
 
 
 class TengserveServer(ModelServer):  # type: ignore[misc]  # kserve ships no type information
@@ -61,7 +71,9 @@ class TengserveServer(ModelServer):  # type: ignore[misc]  # kserve ships no typ
     metrics) are used as they are.
     """
 
-    def __init__(self, settings: ServerSettings, models: ModelManager, listener: socket.socket) -> None:
+    def __init__(
+        self, settings: ServerSettings, models: ModelManager, live: LiveRepository, listener: socket.socket
+    ) -> None:
         super().__init__(
             http_port=listener.getsockname()[1],
             workers=1,
@@ -73,7 +85,6 @@ class TengserveServer(ModelServer):  # type: ignore[misc]  # kserve ships no typ
             ssl_certfile=None,
             ssl_keyfile=None,
         )
-        self.model_repository_extension = TengserveRepositoryExtension(self.registered_models)
         self._settings = settings
         self._models = models
         self._listener = listener
@@ -85,6 +96,8 @@ class TengserveServer(ModelServer):  # type: ignore[misc]  # kserve ships no typ
             exit_on_error=settings.exit_on_error,
             announce=self._announce,
         )
+        self._control = RepositoryControl(live, models, draining=self._lifecycle.draining)
+        self.model_repository_extension = TengserveRepositoryExtension(self.registered_models, self._control)
 
     def start(self, models: Sequence[Any] = ()) -> int:
         """Serve until told to stop; blocks, in the main thread.
@@ -119,11 +132,13 @@ class TengserveServer(ModelServer):  # type: ignore[misc]  # kserve ships no typ
             return runner.run(self._run(server))
 
     async def _run(self, server: _HttpServer) -> int:
-        return await self._lifecycle.run(server, server.serve(sockets=[self._listener]))
+        async with self._control.polling(self._settings.repository_poll_secs):
+            return await self._lifecycle.run(server, server.serve(sockets=[self._listener]))
 
     def _application(self) -> FastAPI:
         """KServe's application, ours first: the first route that matches wins."""
-        install(app, self.registered_models, self._settings.http(), draining=self._lifecycle.draining)
+        draining = self._lifecycle.draining
+        install(app, self.registered_models, self._settings.http(), control=self._control, draining=draining)
         app.add_middleware(RequestMetrics)
         REGISTRY.register(EngineCollector(self._models))
         RESTServer("", self.dataplane, self.model_repository_extension, self.http_port).create_application()
@@ -137,11 +152,12 @@ class TengserveServer(ModelServer):  # type: ignore[misc]  # kserve ships no typ
         ready = list(dict.fromkeys(status.name for status in statuses if status.state is ModelState.READY))
         failed = [name for name in dict.fromkeys(status.name for status in statuses) if name not in ready]
         default = self._settings.default_model or self._models.default_name()
-        name = default if default in ready else ready[0]
-        try:
-            commands = sample_commands(self._url, self._models.engine(name).info, is_default=name == default)
-        except InvalidRequestError:
+        name = default if default in ready else next(iter(ready), None)
+        commands: list[str] = []
+        if name is not None:
             commands = tensor_commands(self._url, name)
+            with contextlib.suppress(TengserveError):  # It takes tensors, or was unloaded just now.
+                commands = sample_commands(self._url, self._models.engine(name).info, is_default=name == default)
         say(ready_text(self._url, ready, failed, default, commands))
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from tengserve_adapter.http.settings import HttpSettings
 from tengserve_backend.errors import ConfigurationError, shown
+from tengserve_backend.repository.modes import ControlMode
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,7 @@ class Option:
         metavar: how a value is called in the help; "" for a switch.
         minimum, maximum: bounds of a number, both included.
         choices: the words that are allowed, when only some are.
+        repeats: the flag may be given several times; the value is a tuple.
     """
 
     help: str
@@ -30,6 +32,7 @@ class Option:
     minimum: int | None = None
     maximum: int | None = None
     choices: tuple[str, ...] = ()
+    repeats: bool = False
 
     @property
     def rule(self) -> str:
@@ -49,8 +52,9 @@ def _setting(
     minimum: int | None = None,
     maximum: int | None = None,
     choices: tuple[str, ...] = (),
+    repeats: bool = False,
 ) -> Any:
-    option = Option(help_text, metavar, minimum, maximum, choices)
+    option = Option(help_text, metavar, minimum, maximum, choices, repeats)
     return dataclasses.field(default=default, metadata={"option": option})
 
 
@@ -83,6 +87,27 @@ class ServerSettings:
         metavar="PORT",
         minimum=0,
         maximum=65535,
+    )
+    model_control_mode: str = _setting(
+        "Who decides what is loaded. none: every model of the repository, at the start. explicit: those of"
+        " --load-model, and later what clients ask for. poll: every model, and the repository is looked at again"
+        " every --repository-poll-secs.",
+        default=ControlMode.NONE.value,
+        metavar="MODE",
+        choices=tuple(mode.value for mode in ControlMode),
+    )
+    load_model: tuple[str, ...] = _setting(
+        "Model to load at the start with --model-control-mode explicit; may be given several times, and * means all.",
+        default=(),
+        metavar="NAME",
+        repeats=True,
+    )
+    repository_poll_secs: float = _setting(
+        "With --model-control-mode poll, how often the repository is looked at, in seconds.",
+        default=15.0,
+        metavar="SECONDS",
+        minimum=1,
+        maximum=_MAX_SECONDS,
     )
     default_model: str | None = _setting(
         "Model that /infer and /infer_token use, which have no model in their path. Unset: the only model of the"
@@ -178,6 +203,8 @@ class ServerSettings:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             _check(flag(field.name), option(field.name), getattr(self, field.name))
+        if self.load_model and self.model_control_mode != ControlMode.EXPLICIT.value:
+            raise ConfigurationError("--load-model needs --model-control-mode explicit")
         largest = max(self.max_body_bytes, self.max_tensor_bytes)
         if self.max_held_body_bytes < largest:
             raise ConfigurationError(
@@ -196,6 +223,7 @@ class ServerSettings:
             max_infer_text_chars=self.max_infer_text_chars,
             max_generate_text_chars=self.max_generate_text_chars,
             max_step_s=self.max_step_s,
+            ready_without_models=self.model_control_mode == ControlMode.EXPLICIT.value,
         )
 
 
@@ -214,6 +242,8 @@ def default_text(name: str) -> str:
     """A setting's default as it would be written; "" when it has none."""
     default = ServerSettings.__dataclass_fields__[name].default
     if default is dataclasses.MISSING or default is None:
+        return ""
+    if default == ():
         return ""
     if isinstance(default, bool):
         return "on" if default else "off"
@@ -251,7 +281,9 @@ def parse(name: str, text: str) -> Any:
 
 def _check(name: str, rules: Option, value: object) -> None:
     wrong = False
-    if isinstance(value, str):
+    if isinstance(value, tuple):
+        wrong = not all(value)
+    elif isinstance(value, str):
         wrong = not value or (bool(rules.choices) and value not in rules.choices)
     elif isinstance(value, int | float) and rules.minimum is not None:
         too_large = rules.maximum is not None and value > rules.maximum

@@ -16,7 +16,9 @@ TengserveError
 │   ├── DeadlineExceededError     the request's own timeout passed
 │   ├── RequestAbortedError       cancelled before it ended
 │   ├── GenerationFailedError     this request failed alone
-│   ├── ModelExecutionError       a user's model.py failed, or answered with an error; carries Triton's code
+│   ├── CodedError                carries Triton's code
+│   │   ├── ModelExecutionError       a user's model.py failed, or answered with an error
+│   │   └── ControlError              what was asked of the model repository is refused, or failed
 │   └── EngineFailedError         the engine's loop or device is gone
 └── ConfigurationError        the operator's mistake; carries file, line and column
 ```
@@ -149,7 +151,7 @@ class GenerationFailedError(ServerError):
 
 
 class ErrorCode(enum.Enum):
-    """Triton's error codes, with its numbers: what a user's model may give its error."""
+    """Triton's error codes, with its numbers."""
 
     UNKNOWN = 0
     INTERNAL = 1
@@ -161,16 +163,24 @@ class ErrorCode(enum.Enum):
     CANCELLED = 7
 
 
-class ModelExecutionError(ServerError):
-    """A user's model failed, or answered this request with an error.
+class CodedError(ServerError):
+    """What is answered with a code of Triton's that no other class has.
 
     Attributes:
-        code: the model's choice; INTERNAL when it chose none.
+        code: of Triton.
     """
 
     def __init__(self, message: str, *, code: ErrorCode = ErrorCode.INTERNAL) -> None:
         super().__init__(message)
         self.code = code
+
+
+class ModelExecutionError(CodedError):
+    """A user's model failed, or answered this request with an error; the code is its choice."""
+
+
+class ControlError(CodedError):
+    """A load, an unload or a setting that is refused, or failed."""
 
 
 class EngineFailedError(ServerError):

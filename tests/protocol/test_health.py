@@ -6,9 +6,12 @@ import pytest
 
 from support.asgi import app_with, client_of
 from support.fake_engine import FakeEngine, FakeState, FakeStatus, model_info
+from support.tensor_models import plain_models
+from tengserve_adapter.http.settings import HttpSettings
 
 LOADING = FakeStatus("slow", "1", FakeState.LOADING)
 UNLOADING = FakeStatus("old", "1", FakeState.UNLOADING)
+UNLOADED = FakeStatus("old", "1", FakeState.UNAVAILABLE, "unloaded")
 FAILED = FakeStatus("broken", "1", FakeState.UNAVAILABLE, "Weights are damaged.")
 
 
@@ -46,6 +49,8 @@ async def test_healthy(method: str) -> None:
         ([FakeEngine()], (UNLOADING,), False, 200, 200, ""),
         ([], (FAILED,), False, 200, 503, "Model broken: Weights are damaged."),
         ([], (), False, 200, 503, "This server has no model."),
+        ([], (UNLOADED,), False, 200, 503, "This server has no model."),
+        ([FakeEngine()], (UNLOADED,), False, 200, 200, ""),
         ([FakeEngine()], (FAILED,), False, 200, 200, ""),
         ([FakeEngine()], (), True, 200, 503, "The service is stopping."),
         ([dead()], (), False, 503, 503, "Model smollm2: The device is gone."),
@@ -64,6 +69,28 @@ async def test_live_and_ready(
                 assert response.content == b""
             else:
                 assert response.json() == {"error": reason, "error_type": "Service Unavailable"}
+
+
+@pytest.mark.parametrize(
+    ("others", "status"),
+    [
+        ((), 200),
+        ((UNLOADED,), 200),
+        ((UNLOADING,), 200),
+        ((LOADING,), 503),
+        ((FAILED,), 503),
+        ((UNLOADED, FAILED), 503),
+    ],
+)
+async def test_a_server_that_loads_by_request_is_ready_without_a_model(
+    others: tuple[FakeStatus, ...], status: int
+) -> None:
+    app = app_with(others=others, settings=HttpSettings(ready_without_models=True))
+    async with client_of(app) as client:
+        assert (await client.get("/v2/health/ready")).status_code == status
+    app = app_with(others=others, settings=HttpSettings(ready_without_models=True), started=False)
+    async with client_of(app) as client:
+        assert (await client.get("/v2/health/ready")).status_code == 503
 
 
 async def test_while_the_server_starts_it_waits_for_every_model() -> None:
@@ -92,19 +119,47 @@ async def test_server_metadata() -> None:
         metadata = (await client.get("/v2")).json()
     assert list(metadata) == ["name", "version", "extensions"]
     assert metadata["name"] == "tengserve"
-    assert metadata["extensions"] == ["generate"]
+    assert metadata["extensions"] == [
+        "classification",
+        "sequence",
+        "model_repository",
+        "schedule_policy",
+        "model_configuration",
+        "binary_tensor_data",
+        "parameters",
+        "statistics",
+        "logging",
+        "generate",
+    ]
 
 
 @pytest.mark.parametrize("path", ["/v2/models/smollm2", "/v2/models/smollm2/versions/1"])
 async def test_model_metadata(path: str) -> None:
     async with client_of(app_with(FakeEngine(), FakeEngine(info=model_info("other")))) as client:
         response = await client.get(path)
+    metadata = response.json()
+    assert (metadata["name"], metadata["versions"], metadata["platform"]) == ("smollm2", ["1"], "tengserve")
+    assert metadata["inputs"][:2] == [
+        {"name": "text_input", "datatype": "BYTES", "shape": [1]},
+        {"name": "input_ids", "datatype": "INT32", "shape": [-1]},
+    ]
+    assert metadata["outputs"][0] == {"name": "text_output", "datatype": "BYTES", "shape": [-1]}
+
+
+@pytest.mark.parametrize(("ready", "status"), [(True, 200), (False, 503)])
+async def test_a_model_of_tensors_is_asked_whether_it_is_ready(ready: bool, status: int) -> None:
+    model = plain_models()["simple"]
+    model.ready = ready
+    async with client_of(app_with(tensor_models=[model])) as client:
+        assert (await client.get("/v2/models/simple/ready")).status_code == status
+        response = await client.get("/v2/models/simple")
+    shape = [-1, 16]
     assert response.json() == {
-        "name": "smollm2",
-        "versions": ["1"],
-        "platform": "tengserve",
-        "inputs": [{"name": "text_input", "datatype": "BYTES", "shape": [1]}],
-        "outputs": [{"name": "text_output", "datatype": "BYTES", "shape": [-1]}],
+        "name": "simple",
+        "versions": [],
+        "platform": "python",
+        "inputs": [{"name": f"INPUT{index}", "datatype": "INT32", "shape": shape} for index in range(2)],
+        "outputs": [{"name": f"OUTPUT{index}", "datatype": "INT32", "shape": shape} for index in range(2)],
     }
 
 

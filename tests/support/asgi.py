@@ -13,6 +13,8 @@ import uvicorn
 from fastapi import FastAPI
 
 from support.fake_engine import FakeEngine, FakeModels, FakeStatus
+from support.tensor_models import PlainControl
+from tengserve_adapter.control import ModelControl
 from tengserve_adapter.http.app import install
 from tengserve_adapter.http.settings import HttpSettings
 from tengserve_backend.inference import TensorModel
@@ -25,6 +27,7 @@ def app_with(
     started: bool = True,
     others: tuple[FakeStatus, ...] = (),
     tensor_models: Sequence[TensorModel] = (),
+    control: ModelControl | None = None,
 ) -> FastAPI:
     app = FastAPI()
     found: dict[str, FakeEngine | FakeStatus] = {
@@ -32,7 +35,7 @@ def app_with(
         **{status.name: status for status in others},
     }
     fake_models = FakeModels(found, started=started, tensor_models=tensor_models)
-    install(app, fake_models, settings or HttpSettings(), draining=lambda: draining)
+    install(app, fake_models, settings or HttpSettings(), control=control or PlainControl(), draining=lambda: draining)
     return app
 
 

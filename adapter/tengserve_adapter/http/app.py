@@ -13,6 +13,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from tengserve_adapter.control import ModelControl
+from tengserve_adapter.http.control import control_routes
 from tengserve_adapter.http.endpoints import Context, GenerateEndpoint, NativeEndpoint
 from tengserve_adapter.http.errors import error_body, error_response, response_for
 from tengserve_adapter.http.health import Health
@@ -28,7 +30,9 @@ _MODEL: Final = "/v2/models/{model}"
 _VERSION: Final = "/v2/models/{model}/versions/{version}"
 
 
-def install(app: FastAPI, models: Models, settings: HttpSettings, *, draining: Callable[[], bool]) -> None:
+def install(
+    app: FastAPI, models: Models, settings: HttpSettings, *, control: ModelControl, draining: Callable[[], bool]
+) -> None:
     """Add every route, the replies for what no route takes, and the bounds of request bodies, an app's own included.
 
     Routes are matched in order, so those of an app that adds its own later come second.
@@ -37,11 +41,14 @@ def install(app: FastAPI, models: Models, settings: HttpSettings, *, draining: C
         app: the application.
         models: what there is to serve.
         settings: the operator's.
+        control: the repository that they come from.
         draining: whether nothing new is to be admitted.
     """
     context = Context(models, settings, draining)
     app.router.redirect_slashes = False
-    app.router.routes.extend([*_generation_routes(context), *_health_routes(context)])
+    app.router.routes.extend(
+        [*control_routes(control, settings), *_generation_routes(context), *_health_routes(context)]
+    )
     app.add_exception_handler(HTTPException, _http_exception)
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_exception_handler(Exception, _unexpected)

@@ -14,6 +14,7 @@ import orjson
 from starlette.responses import Response
 
 from tengserve_backend.errors import (
+    ControlError,
     DeadlineExceededError,
     EngineFailedError,
     GenerationFailedError,
@@ -91,6 +92,7 @@ REPLIES: Final[Mapping[type[TengserveError], ErrorReply]] = {
     DeadlineExceededError: ErrorReply(500, "Incomplete Generation", "Engine callback timeout: client timeout"),
     GenerationFailedError: ErrorReply(500, "Incomplete Generation"),
     ModelExecutionError: ErrorReply(500, "Incomplete Generation"),
+    ControlError: ErrorReply(500, "Internal Server Error"),
     EngineFailedError: ErrorReply(500, "Incomplete Generation"),
     RequestError: ErrorReply(422, "Input Validation Error"),
     ServerError: ErrorReply(500, "Incomplete Generation"),

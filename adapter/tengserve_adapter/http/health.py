@@ -1,8 +1,9 @@
 """Health and metadata endpoints. Three questions, none of which waits for an engine's work.
 
 live: no engine has died or hangs in a step. ready: the start has come to every model, at least one can answer, and
-nothing drains; what is loaded or unloaded later does not matter while one can answer. Both answer 200 with an empty
-body, as Triton and MindIE do, or 503 with the reason.
+nothing drains; what is loaded or unloaded later does not matter while one can answer. A server that loads by request
+is also ready while it has no model and none failed: it takes requests to load. Both answer 200 with an empty body, as
+Triton and MindIE do, or 503 with the reason.
 """
 
 from __future__ import annotations
@@ -24,16 +25,17 @@ from tengserve_backend.errors import (
     ModelNotReadyError,
     ShuttingDownError,
 )
+from tengserve_backend.repository.entries import UNLOADED
 
 Handler = Callable[[Request], Awaitable[Response]]
 
 
-def _guarded(handler: Callable[[Request], Response]) -> Handler:
+def _guarded(handler: Handler) -> Handler:
     """The handler with its errors mapped, a dead engine's to 503: health is about the server, not about a request."""
 
     async def guarded(request: Request) -> Response:
         try:
-            return handler(request)
+            return await handler(request)
         except EngineFailedError as error:
             return response_for(ModelNotReadyError(error.message))
         except Exception as error:  # noqa: BLE001 - the edge: every error becomes a reply, the unexpected is logged
@@ -62,38 +64,51 @@ class Health:
     def check_ready(self) -> None:
         """Raise a ServerError that says why the server cannot take requests now."""
         self._check_draining()
-        ready = self._in_state("READY")
-        if not (ready and self._context.models.started()):
-            for state in ("LOADING", "UNLOADING"):
-                if changing := self._in_state(state):
-                    raise ModelNotReadyError(f"Model {changing[0][0]} is {state.lower()}.")
+        ready, started = self._in_state("READY"), self._context.models.started()
+        if not (ready and started):
+            if loading := self._in_state("LOADING"):
+                raise ModelNotReadyError(f"Model {loading[0][0]} is loading.")
+            if not started:
+                raise ModelNotReadyError("The server is starting.")
         if not ready:
-            reasons = [f"Model {status.name}: {status.reason}" for status in self._context.models.statuses()]
-            raise ModelNotReadyError(reasons[0] if reasons else "This server has no model.")
+            self._check_empty()
         self.check_live()
 
-    def _live(self, request: Request) -> Response:
+    def _check_empty(self) -> None:
+        """Raise the reason why no model is ready, unless the server is meant to be without."""
+        for status in self._context.models.statuses():
+            if status.state.value == "UNAVAILABLE" and status.reason != UNLOADED:
+                raise ModelNotReadyError(f"Model {status.name}: {status.reason}")
+        if self._context.settings.ready_without_models:
+            return
+        if unloading := self._in_state("UNLOADING"):
+            raise ModelNotReadyError(f"Model {unloading[0][0]} is unloading.")
+        raise ModelNotReadyError("This server has no model.")
+
+    async def _live(self, request: Request) -> Response:
         self.check_live()
         return Response()
 
-    def _ready(self, request: Request) -> Response:
+    async def _ready(self, request: Request) -> Response:
         self.check_ready()
         return Response()
 
-    def _server(self, request: Request) -> Response:
+    async def _server(self, request: Request) -> Response:
         return _json(server_metadata(self._context.settings.server_name, package_version("tengserve")))
 
-    def _model(self, request: Request) -> Response:
+    async def _model(self, request: Request) -> Response:
         name: str = request.path_params["model"]
-        self._context.engine(name, request.path_params.get("version"))
-        return _json(model_metadata(name, [version for other, version in self._in_state("READY") if other == name]))
+        model = self._context.tensor_model(name, request.path_params.get("version"))
+        return _json(model_metadata(model, [version for other, version in self._in_state("READY") if other == name]))
 
-    def _model_ready(self, request: Request) -> Response:
+    async def _model_ready(self, request: Request) -> Response:
         name: str = request.path_params["model"]
         version: str | None = request.path_params.get("version")
-        self._context.engine(name, version)
+        model = self._context.tensor_model(name, version)
         self._check_draining()
         self._check_engine(name, version)
+        if not await model.is_ready():
+            raise ModelNotReadyError(f"Model {name} says that it is not ready.")
         return Response()
 
     def _in_state(self, state: str) -> list[tuple[str, str]]:

@@ -23,6 +23,7 @@ class HttpSettings:
         body_timeout_s: a body that takes longer to arrive is refused with 408.
         max_step_s: an engine whose step takes longer is taken for stuck: the server is not live any more.
         server_name: the name in `GET /v2`.
+        ready_without_models: a server that has no model is ready all the same, as models are loaded by request.
     """
 
     default_model: str | None = None
@@ -35,3 +36,4 @@ class HttpSettings:
     body_timeout_s: float = 300.0
     max_step_s: float = 120.0
     server_name: str = "tengserve"
+    ready_without_models: bool = False

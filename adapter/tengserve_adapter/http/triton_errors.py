@@ -10,9 +10,9 @@ from starlette.responses import Response
 
 from tengserve_adapter.http.errors import BodyTimeoutError, body_for, error_response, retry_after_of
 from tengserve_backend.errors import (
+    CodedError,
     DeadlineExceededError,
     ErrorCode,
-    ModelExecutionError,
     ModelNotFoundError,
     ModelNotReadyError,
     OverloadedError,
@@ -47,12 +47,12 @@ CODES: Final[Mapping[ErrorCode, int]] = {
     ErrorCode.ALREADY_EXISTS: 400,
     ErrorCode.CANCELLED: 400,
 }
-"""Statuses of the codes that a user's model gives its errors."""
+"""Statuses of errors that carry Triton's own code."""
 
 
 def status_for(error: BaseException) -> int:
     """The HTTP status of an error."""
-    if isinstance(error, ModelExecutionError):
+    if isinstance(error, CodedError):
         return CODES[error.code]
     return next((STATUSES[cls] for cls in type(error).__mro__ if cls in STATUSES), 500)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
+from tengserve_adapter.control import ModelControl
 from tengserve_adapter.kserve.model import TengserveModel
 from tengserve_adapter.kserve.sdk import ModelRepository, ModelRepositoryExtension
 from tengserve_backend.engine.base import Engine
@@ -60,19 +61,20 @@ class TengserveModelRepository(ModelRepository):  # type: ignore[misc]  # kserve
 
     def unload(self, name: str) -> NoReturn:
         """Refused: see TengserveRepositoryExtension."""
-        raise NotImplementedError(_NO_LIVE_CHANGES)
-
-
-_NO_LIVE_CHANGES = "This server loads its models when it starts; loading and unloading by request is not supported."
+        raise NotImplementedError("Models are unloaded by the repository extension, which does not block.")
 
 
 class TengserveRepositoryExtension(ModelRepositoryExtension):  # type: ignore[misc]  # kserve ships no type information
-    """KServe's load and unload routes, answered with a plain 501 instead of a reply that only looks like success."""
+    """What KServe itself does to the repository, done by ModelControl like everybody else's requests."""
 
-    async def load(self, model_name: str) -> NoReturn:
-        """Refused."""
-        raise NotImplementedError(_NO_LIVE_CHANGES)
+    def __init__(self, models: TengserveModelRepository, control: ModelControl) -> None:
+        super().__init__(models)
+        self._control = control
 
-    async def unload(self, model_name: str) -> NoReturn:
-        """Refused."""
-        raise NotImplementedError(_NO_LIVE_CHANGES)
+    async def load(self, model_name: str) -> None:
+        """See ModelControl."""
+        await self._control.load(model_name, None, {})
+
+    async def unload(self, model_name: str) -> None:
+        """See ModelControl."""
+        await self._control.unload(model_name, unload_dependents=False)

@@ -5,8 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-EXTENSIONS: Final = ("generate",)
-"""Triton's names of the protocol extensions that are really served."""
+from tengserve_backend.inference import TensorModel, TensorSpec
+
+EXTENSIONS: Final = (
+    "classification",
+    "sequence",
+    "model_repository",
+    "schedule_policy",
+    "model_configuration",
+    "binary_tensor_data",
+    "parameters",
+    "statistics",
+    "logging",
+    "generate",
+)
+"""The protocol extensions that are really served: Triton's names in its order, and generate, which it does not list."""
 
 
 def server_metadata(name: str, version: str) -> dict[str, object]:
@@ -14,12 +27,16 @@ def server_metadata(name: str, version: str) -> dict[str, object]:
     return {"name": name, "version": version, "extensions": list(EXTENSIONS)}
 
 
-def model_metadata(name: str, versions: Iterable[str]) -> dict[str, object]:
-    """The body of `GET /v2/models/{m}`: text in, text out, as generate takes and gives it."""
+def model_metadata(model: TensorModel, versions: Iterable[str]) -> dict[str, object]:
+    """The body of `GET /v2/models/{m}`."""
     return {
-        "name": name,
+        "name": model.name,
         "versions": list(versions),
-        "platform": "tengserve",
-        "inputs": [{"name": "text_input", "datatype": "BYTES", "shape": [1]}],
-        "outputs": [{"name": "text_output", "datatype": "BYTES", "shape": [-1]}],
+        "platform": model.platform,
+        "inputs": [_tensor(spec) for spec in model.inputs],
+        "outputs": [_tensor(spec) for spec in model.outputs],
     }
+
+
+def _tensor(spec: TensorSpec) -> dict[str, object]:
+    return {"name": spec.name, "datatype": spec.datatype.value, "shape": list(spec.shape)}

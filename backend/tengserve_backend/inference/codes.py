@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Final
 
 from tengserve_backend.errors import (
+    CodedError,
     ConfigurationError,
     DeadlineExceededError,
     ErrorCode,
-    ModelExecutionError,
     ModelNotFoundError,
     ModelNotReadyError,
     OverloadedError,
@@ -17,10 +17,12 @@ from tengserve_backend.errors import (
     RequestError,
     ShuttingDownError,
     TengserveError,
+    UnsupportedError,
 )
 
 CODES: Final[Mapping[type[TengserveError], ErrorCode]] = {
     RequestError: ErrorCode.INVALID_ARG,
+    UnsupportedError: ErrorCode.UNSUPPORTED,
     ModelNotFoundError: ErrorCode.NOT_FOUND,
     ModelNotReadyError: ErrorCode.UNAVAILABLE,
     OverloadedError: ErrorCode.UNAVAILABLE,
@@ -35,7 +37,7 @@ CODES: Final[Mapping[type[TengserveError], ErrorCode]] = {
 
 
 def triton_code(error: TengserveError) -> ErrorCode:
-    """The code of an error; a python model's own when it chose one."""
-    if isinstance(error, ModelExecutionError):
+    """The code of an error; its own when it carries one."""
+    if isinstance(error, CodedError):
         return error.code
     return next(CODES[parent] for parent in type(error).__mro__ if parent in CODES)

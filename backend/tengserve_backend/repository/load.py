@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from tengserve_backend.engine.base import Engine
-from tengserve_backend.errors import ConfigurationError
 from tengserve_backend.inference import TensorModel
 from tengserve_backend.python_backend import Peers, load_python_model
-from tengserve_backend.repository.manager import ModelManager
 from tengserve_backend.repository.source import Backend, ModelSource, Progress
 from tengserve_backend.repository.weights import resolve_weights
 
@@ -35,26 +31,3 @@ def load_model(source: ModelSource, progress: Progress, peers: Peers | None = No
     from tengserve_backend.engine.load import load_engine
 
     return load_engine(source, weights_dir, progress)
-
-
-class ModelPeers:
-    """The models of a manager, for python models to ask; see Peers.
-
-    Args:
-        manager: has them.
-    """
-
-    def __init__(self, manager: ModelManager) -> None:
-        self._manager = manager
-
-    def tensor_model(self, name: str, version: str | None = None) -> TensorModel:
-        """See Peers."""
-        return self._manager.tensor_model(name, version)
-
-    def load(self, name: str, config_json: str | None, files: Mapping[str, bytes]) -> None:
-        """Refused: which models are served is the operator's to say, not a model's."""
-        raise ConfigurationError("This server does not let models load or unload others.")
-
-    def unload(self, name: str, *, unload_dependents: bool) -> None:
-        """Refused, as `load` is."""
-        raise ConfigurationError("This server does not let models load or unload others.")

@@ -444,9 +444,9 @@ class ModelManager:
         """Stop one model; a failure is logged, for the others have to be stopped too."""
         try:
             old.model.stop()
-            self._released(old.source)
         except Exception:  # noqa: BLE001 - whatever a broken device raises, the other models must stop too
             _log.exception("model %s did not stop cleanly", old.source.name)
+        self._released(old.source)
 
 
 def _call(call: Callable[[], None], name: str, *, wait: bool) -> None:

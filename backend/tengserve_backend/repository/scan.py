@@ -46,19 +46,40 @@ def scan_repository(root: Path) -> tuple[ModelSource, ...]:
     Raises:
         ConfigurationError: the repository is no folder, has no model, or a model's folder or config.pbtxt is wrong.
     """
-    where = f'the model repository "{shown(str(root), _MAX_PATH_CHARS)}"'
-    if not _is(root, stat.S_ISDIR, where):
-        raise ConfigurationError(f"{where} is not a folder")
-    sources: list[ModelSource] = []
-    for folder in _folders(root, "the model repository"):
-        if folder.name not in _FILE_SYSTEM_FOLDERS:
-            sources.extend(_scan_model(folder))
+    where = check_repository(root)
+    sources = [source for folder in model_folders(root) for source in scan_model(folder)]
     if not sources:
         raise ConfigurationError(
             f"{where} has no model: it takes a folder per model, with a {CONFIG_FILE} and a "
             f"version folder such as 1/ in it"
         )
     return tuple(sources)
+
+
+def check_repository(root: Path) -> str:
+    """The repository as errors call it.
+
+    Raises:
+        ConfigurationError: it is no folder, or cannot be looked at.
+    """
+    where = f'the model repository "{shown(str(root), _MAX_PATH_CHARS)}"'
+    if not _is(root, stat.S_ISDIR, where):
+        raise ConfigurationError(f"{where} is not a folder")
+    return where
+
+
+def model_folders(root: Path) -> list[Path]:
+    """The folders of the models, by name, whatever is in them.
+
+    Raises:
+        ConfigurationError: the repository cannot be read.
+    """
+    return [folder for folder in _folders(root, "the model repository") if folder.name not in _FILE_SYSTEM_FOLDERS]
+
+
+def is_model_name(name: str) -> bool:
+    """Whether a model may be called so."""
+    return _NAME.fullmatch(name) is not None and not name.startswith(".") and name not in _FILE_SYSTEM_FOLDERS
 
 
 def _folders(parent: Path, what: str) -> list[Path]:
@@ -79,7 +100,12 @@ def _is(path: Path, kind: Callable[[int], bool], what: str) -> bool:
         raise ConfigurationError(f"{what} cannot be read ({error.strerror})") from error
 
 
-def _scan_model(folder: Path) -> list[ModelSource]:
+def scan_model(folder: Path) -> list[ModelSource]:
+    """The versions of one model that are to be served, oldest first.
+
+    Raises:
+        ConfigurationError: the folder or its config.pbtxt is wrong.
+    """
     name = folder.name
     if not _NAME.fullmatch(name):
         raise ConfigurationError(
