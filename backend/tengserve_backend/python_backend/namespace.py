@@ -59,6 +59,8 @@ class Namespace:
             raise ConfigurationError(f"{filename} is no Python file")
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module
+        # As an import does it: so `from . import model` finds it, and what is found by its dotted name.
+        setattr(sys.modules[self.package], filename.removesuffix(".py"), module)
         spec.loader.exec_module(module)
         return module
 

@@ -256,6 +256,8 @@ METRICS = """
         def initialize(self, args):
             family = pb_utils.MetricFamily("test_requests_total", "Requests.", pb_utils.MetricFamily.COUNTER)
             self.count = family.Metric(labels={"who": "me"})
+            other = pb_utils.MetricFamily("test_plain", "", pb_utils.MetricFamily.COUNTER)
+            other.Metric(labels={"a": "b"}).increment(3)
             sizes = pb_utils.MetricFamily(name="test_sizes", description="", kind=pb_utils.MetricFamily.HISTOGRAM)
             self.sizes = sizes.Metric(labels={}, buckets=[1.0, 2.0])
 
@@ -287,7 +289,8 @@ async def test_a_model_s_metrics_are_on_the_page_while_it_is_loaded(
         assert await first_output(models["b"]) == [4, 5]  # They share the family, as Triton's models do.
         page = generate_latest(REGISTRY).decode()
         assert 'test_requests_total{who="me"} 4.0' in page
-        assert 'test_sizes_bucket{le="2.0"} 2.0' in page
+        assert 'test_plain{a="b"} 6.0' in page
+        assert 'test_sizes_bucket{le="2"} 2.0' in page
         assert page.count("# TYPE test_requests_total counter") == 1
         models["a"].stop()
         assert "test_requests_total" in generate_latest(REGISTRY).decode()

@@ -102,12 +102,14 @@ class Metric:
             total, counts = self._value, list(self._counts)
         if isinstance(family, HistogramMetricFamily):
             reached, buckets = 0, []
-            for bound, count in zip([*map(str, self._buckets), "+Inf"], counts, strict=True):
+            for bound, count in zip([*map(_bound, self._buckets), "+Inf"], counts, strict=True):
                 reached += count
                 buckets.append((bound, float(reached)))
             family.add_metric(values, buckets, total)
         elif isinstance(family, CounterMetricFamily | GaugeMetricFamily):
             family.add_metric(values, total)
+        else:
+            family.add_sample(family.name, dict(zip(names, values, strict=True)), total)
 
     def _check(self, what: str, *kinds: MetricKind) -> None:
         if self._kind not in kinds:
@@ -146,7 +148,7 @@ class Page(Collector):
             families = [(family, [metric for metric, _ in family.metrics]) for family in self._families.values()]
         for family, metrics in families:
             names = sorted({name for metric in metrics for name in metric.labels})
-            made = _KINDS[family.kind](family.name, family.description, labels=names)
+            made = _page_family(family, names)
             for metric in metrics:
                 metric.add_to(made, names)
             yield made
@@ -235,11 +237,20 @@ class ModelMetrics:
         self._page.leave(self)
 
 
-_KINDS: dict[MetricKind, type[CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily]] = {
-    MetricKind.COUNTER: CounterMetricFamily,
-    MetricKind.GAUGE: GaugeMetricFamily,
-    MetricKind.HISTOGRAM: HistogramMetricFamily,
-}
+def _page_family(family: _Family, labels: Sequence[str]) -> Family:
+    if family.kind is MetricKind.HISTOGRAM:
+        return HistogramMetricFamily(family.name, family.description, labels=labels)
+    if family.kind is MetricKind.GAUGE:
+        return GaugeMetricFamily(family.name, family.description, labels=labels)
+    if family.name.endswith("_total"):
+        return CounterMetricFamily(family.name, family.description, labels=labels)
+    # The client library would add "_total" to a counter's name; a model's dashboards know the name that it chose.
+    return Family(family.name, family.description, "unknown")
+
+
+def _bound(bound: float) -> str:
+    """As Triton prints it: 1 and not 1.0."""
+    return str(int(bound)) if bound.is_integer() else str(bound)
 
 
 def _labels(labels: object) -> dict[str, str]:
@@ -255,7 +266,7 @@ def _labels(labels: object) -> dict[str, str]:
 def _buckets(kind: MetricKind, buckets: object) -> list[float]:
     if buckets is None and kind is not MetricKind.HISTOGRAM:
         return []
-    if not isinstance(buckets, list) or not buckets:
+    if not isinstance(buckets, list):
         raise TritonModelException("Failed to create metric. Buckets must be a list.")
     if kind is not MetricKind.HISTOGRAM:
         raise TritonModelException("Failed to create metric. Unexpected buckets found.")
