@@ -7,7 +7,7 @@ import resource
 import socket
 from typing import Any
 
-from tengserve_backend.errors import ServerError
+from tengserve_backend.errors import TengserveError
 
 _log = logging.getLogger(__name__)
 
@@ -16,7 +16,7 @@ _OTHER_FILES = 512
 """Open files that are no client connections: the models', the event loop's, those of libraries."""
 
 
-class ListenError(ServerError):
+class ListenError(TengserveError):
     """The address cannot be listened on; the message says why."""
 
 
