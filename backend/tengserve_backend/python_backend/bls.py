@@ -9,7 +9,13 @@ import threading
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from typing import Any, Protocol, TypeVar
 
-from tengserve_backend.errors import ModelExecutionError, ModelNotFoundError, ModelNotReadyError, TengserveError
+from tengserve_backend.errors import (
+    ModelExecutionError,
+    ModelNotFoundError,
+    ModelNotReadyError,
+    RequestError,
+    TengserveError,
+)
 from tengserve_backend.inference import TensorModel
 from tengserve_backend.inference.codes import triton_code
 from tengserve_backend.python_backend.api.errors import TritonError, TritonModelException
@@ -212,7 +218,9 @@ class Bls:
                 if close is not None:
                     await close()
         except TengserveError as error:
-            yield InferenceResponse(error=TritonError(error.message, triton_code(error)))
+            # As in Triton: what is refused before it runs says so.
+            refused = f"Model {asked.model} - Error when running inference: " if isinstance(error, RequestError) else ""
+            yield InferenceResponse(error=TritonError(refused + error.message, triton_code(error)))
         except Exception:  # noqa: BLE001 - another model's fault is a response, not this model's crash
             _log.exception("a request to model %s failed", asked.model)
             yield InferenceResponse(error=TritonError("An error occurred while performing BLS request."))
@@ -222,8 +230,12 @@ class Bls:
             if self._peers is None:
                 raise ModelNotFoundError(name)
             return self._peers.tensor_model(name, version or None)
-        except (ModelNotFoundError, ModelNotReadyError) as error:
-            raise type(error)(f"Failed for execute the inference request. Model '{name}' is not ready.") from error
+        except ModelNotFoundError as error:
+            which = f"'{name}' version {version}" if version else f"'{name}'"
+            raise ModelNotFoundError(f"Request for unknown model: {which} is not found") from error
+        except ModelNotReadyError as error:
+            message = f"Failed for execute the inference request. Model '{name}' is not ready."
+            raise ModelNotReadyError(message) from error
 
 
 async def _ready(model: TensorModel) -> bool:

@@ -114,7 +114,7 @@ async def test_a_decoupled_model_is_read_as_it_answers(tmp_path: Path) -> None:
     [
         (
             "self.call('nobody')",
-            "Failed for execute the inference request. Model 'nobody' is not ready.",
+            "Model nobody - Error when running inference: Request for unknown model: 'nobody' is not found",
             "NOT_FOUND",
         ),
         (
