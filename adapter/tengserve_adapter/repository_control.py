@@ -5,20 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Final, TypeVar
 
 from tengserve_adapter.control import IndexRow, JsonObject, SettingValue
 from tengserve_adapter.observability.switches import LogSettings, TraceSettings
 from tengserve_adapter.protocols.repository import statistics_json, tensors_config
+from tengserve_adapter.threads import Threads
 from tengserve_backend.errors import (
     ControlError,
     ErrorCode,
     ModelNotFoundError,
     ModelNotReadyError,
-    OverloadedError,
     ShuttingDownError,
     TengserveError,
     shown,
@@ -29,12 +27,6 @@ from tengserve_backend.repository.manager import ModelManager, ModelState
 from tengserve_backend.repository.modes import ControlMode
 from tengserve_backend.repository.source import Backend
 
-MAX_RUNNING: Final = 16
-"""Looks at the disk, loads and unloads at once; each takes a thread for as long as it takes."""
-
-_RETRY_AFTER_S: Final = 5
-
-_T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
 
@@ -52,7 +44,7 @@ class RepositoryControl:
         self._live = live
         self._manager = manager
         self._draining = draining
-        self._running = 0
+        self._looks, self._changes = Threads("looks at"), Threads("changes of")
         self._log = LogSettings()
         self._trace = TraceSettings()
 
@@ -74,7 +66,7 @@ class RepositoryControl:
 
     async def index(self, *, ready_only: bool) -> Sequence[IndexRow]:
         """See ModelControl."""
-        names = await self._run(self._live.names)
+        names = await self._looks.run(self._live.names)
         failures = self._live.failures()
         statuses = self._manager.statuses()
         if ready_only:
@@ -91,14 +83,14 @@ class RepositoryControl:
         """See ModelControl."""
         self._check_draining()
         _log.info("model %s: a client asks to load it", shown(name))
-        await self._run(lambda: self._live.load(name, config_json, files))
+        await self._changes.run(lambda: self._live.load(name, config_json, files))
 
     async def unload(self, name: str, *, unload_dependents: bool) -> None:
         """See ModelControl."""
         self._check_draining()
         _log.info("model %s: a client asks to unload it", shown(name))
         try:
-            await self._run(lambda: self._live.unload(name, unload_dependents=unload_dependents))
+            await self._changes.run(lambda: self._live.unload(name, unload_dependents=unload_dependents))
         except ModelNotFoundError as error:
             raise _unknown(name, "") from error
 
@@ -156,44 +148,11 @@ class RepositoryControl:
             if not self._manager.started() or self._draining():
                 continue
             try:
-                await self._run(self._live.poll)
+                await self._changes.run(self._live.poll)
             except TengserveError as error:
                 _log.error("the model repository was not polled: %s", error.message)
             except Exception:  # noqa: BLE001 - a disk may fail in many ways, and the next poll may succeed
                 _log.exception("the model repository was not polled")
-
-    async def _run(self, call: Callable[[], _T]) -> _T:
-        """The call's result; it goes on without its caller when that is cancelled.
-
-        A thread for each: loads take minutes, and would keep everybody else's short work out of a pool.
-        """
-        if self._running >= MAX_RUNNING:
-            raise OverloadedError("Too many changes of the model repository at once.", retry_after_s=_RETRY_AFTER_S)
-        loop = asyncio.get_running_loop()
-        result: asyncio.Future[_T] = loop.create_future()
-
-        def set_result(value: _T | None, error: BaseException | None) -> None:
-            self._running -= 1
-            if result.cancelled():
-                return
-            if error is not None:
-                result.set_exception(error)
-            else:
-                result.set_result(value)  # type: ignore[arg-type]  # None only if the call's result is None
-
-        def run() -> None:
-            value, failure = None, None
-            try:
-                value = call()
-            except Exception as error:  # noqa: BLE001 - whatever it is, it is the caller's
-                failure = error
-            # The loop is closed when the process does not wait for this thread any more.
-            with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(set_result, value, failure)
-
-        self._running += 1
-        threading.Thread(target=run, name="model control", daemon=True).start()
-        return await result
 
 
 def _unknown(name: str, version: str) -> ModelNotFoundError:

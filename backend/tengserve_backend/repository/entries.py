@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TypeGuard
 
 from tengserve_backend.engine.base import Engine
+from tengserve_backend.errors import ModelNotFoundError, shown
 from tengserve_backend.inference.model import TensorModel
 from tengserve_backend.repository.source import ModelSource
 
@@ -95,6 +96,50 @@ class Entry:
         elif self.failure and self.load is None:
             state, reason = ModelState.UNAVAILABLE, self.failure
         return ModelStatus(self.source.name, self.source.version, state, reason)
+
+
+class Table:
+    """The entries; whoever uses it holds the manager's lock."""
+
+    def __init__(self) -> None:
+        # By name, the newest version first: the order in which a request without a version tries them.
+        self._entries: dict[str, list[Entry]] = {}
+
+    def all(self) -> list[Entry]:
+        """Every version, by name, the newest first."""
+        return [entry for name in sorted(self._entries) for entry in self._entries[name]]
+
+    def find(self, name: str, version: str) -> Entry | None:
+        """One version, None when it is not known."""
+        return next((entry for entry in self._entries.get(name, ()) if entry.source.version == version), None)
+
+    def add(self, source: ModelSource) -> Entry:
+        """A version that is not known yet."""
+        entry = Entry(source)
+        versions = self._entries.setdefault(source.name, [])
+        versions.append(entry)
+        versions.sort(key=lambda entry: int(entry.source.version), reverse=True)
+        return entry
+
+    def remove(self, name: str) -> None:
+        """Forget a model; harmless when it is not known."""
+        self._entries.pop(name, None)
+
+    def matching(self, name: str, version: str | None) -> list[Entry]:
+        """One version of a model, or all.
+
+        Raises:
+            ModelNotFoundError: there is none.
+        """
+        entries = self._entries.get(name)
+        if entries is None:
+            raise ModelNotFoundError(f'There is no model "{shown(name)}".', field="model")
+        if version is None:
+            return list(entries)
+        entry = self.find(name, version)
+        if entry is None:
+            raise ModelNotFoundError(f'Model "{shown(name)}" has no version "{shown(version)}".', field="version")
+        return [entry]
 
 
 def is_engine(model: Engine | TensorModel) -> TypeGuard[Engine]:

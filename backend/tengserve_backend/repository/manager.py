@@ -25,11 +25,9 @@ from typing import Any
 from tengserve_backend.engine.base import Engine
 from tengserve_backend.errors import (
     InvalidRequestError,
-    ModelNotFoundError,
     ModelNotReadyError,
     ShuttingDownError,
     TengserveError,
-    shown,
 )
 from tengserve_backend.inference.llm import LlmTensorModel
 from tengserve_backend.inference.model import Configured, TensorModel
@@ -40,6 +38,7 @@ from tengserve_backend.repository.entries import (
     ModelState,
     ModelStatus,
     Serving,
+    Table,
     is_engine,
     takes_tensors,
 )
@@ -97,10 +96,9 @@ class ModelManager:
         self._start_failures: list[ModelStatus] = []
         # Models that nobody finds any more, and that still end what they have.
         self._retiring: list[Serving] = []
-        # By name, the newest version first: the order in which a request without a version tries them.
-        self._entries: dict[str, list[Entry]] = {}
+        self._table = Table()
         for source in sources:
-            self._add(source)
+            self._table.add(source)
 
     def load_all(self) -> None:
         """Load every model that the manager was made with, one after another. Blocks.
@@ -109,7 +107,7 @@ class ModelManager:
         report of the running load, when `stop` is called.
         """
         with self._lock:
-            entries = self._all()
+            entries = self._table.all()
         for entry in entries:
             with self._lock:
                 if self._stopping.is_set():
@@ -153,7 +151,7 @@ class ModelManager:
         """
         with self._lock:
             self._check_running()
-            entry = self._entry(source.name, source.version) or self._add(source)
+            entry = self._table.find(source.name, source.version) or self._table.add(source)
             load = entry.load
             joined = load is not None and load.source == source
             if load is None or not joined:
@@ -188,7 +186,7 @@ class ModelManager:
             ShuttingDownError: the server is stopping.
         """
         with self._lock:
-            entries = self._matching(name, version)
+            entries = self._table.matching(name, version)
         with ExitStack() as changes:
             withdrawn = []
             # The newest version first, whoever does this: two that unload one model do not wait for each other.
@@ -209,9 +207,9 @@ class ModelManager:
     def forget(self, name: str) -> None:
         """Drop what is known of a model of which nothing is served, loaded or unloaded."""
         with self._lock:
-            entries = self._entries.get(name, [])
+            entries = [entry for entry in self._table.all() if entry.source.name == name]
             if not any(entry.serving or entry.load or entry.changing for entry in entries):
-                self._entries.pop(name, None)
+                self._table.remove(name)
 
     def engine(self, name: str, version: str | None = None) -> Engine:
         """The engine of a model, for one request; without a version that of the newest version that is ready.
@@ -246,7 +244,7 @@ class ModelManager:
     def statuses(self) -> tuple[ModelStatus, ...]:
         """Every version of every model, by name, the newest version first."""
         with self._lock:
-            entries = self._all()
+            entries = self._table.all()
         return tuple(map(self._status, entries))
 
     def default_name(self) -> str | None:
@@ -255,8 +253,8 @@ class ModelManager:
         One that was unloaded counts only when there is no other.
         """
         with self._lock:
-            wanted = {entry.source.name for entry in self._all() if entry.serving or entry.failure != UNLOADED}
-            names = wanted or set(self._entries)
+            wanted = {entry.source.name for entry in self._table.all() if entry.serving or entry.failure != UNLOADED}
+            names = wanted or {entry.source.name for entry in self._table.all()}
             return next(iter(names)) if len(names) == 1 else None
 
     async def drain(self, timeout_s: float) -> bool:
@@ -274,7 +272,7 @@ class ModelManager:
             self._stopping.set()
             there = self._all_serving()
             self._retiring.clear()
-            for entry in self._all():
+            for entry in self._table.all():
                 entry.serving = None
                 entry.failure = entry.failure or _STOPPED
             self._changed.notify_all()
@@ -283,32 +281,8 @@ class ModelManager:
 
     # Under the lock.
 
-    def _all(self) -> list[Entry]:
-        return [entry for name in sorted(self._entries) for entry in self._entries[name]]
-
     def _all_serving(self) -> list[Serving]:
-        return [entry.serving for entry in self._all() if entry.serving is not None] + self._retiring
-
-    def _entry(self, name: str, version: str) -> Entry | None:
-        return next((entry for entry in self._entries.get(name, ()) if entry.source.version == version), None)
-
-    def _add(self, source: ModelSource) -> Entry:
-        entry = Entry(source)
-        versions = self._entries.setdefault(source.name, [])
-        versions.append(entry)
-        versions.sort(key=lambda entry: int(entry.source.version), reverse=True)
-        return entry
-
-    def _matching(self, name: str, version: str | None) -> list[Entry]:
-        entries = self._entries.get(name)
-        if entries is None:
-            raise ModelNotFoundError(f'There is no model "{shown(name)}".', field="model")
-        if version is None:
-            return list(entries)
-        entry = self._entry(name, version)
-        if entry is None:
-            raise ModelNotFoundError(f'Model "{shown(name)}" has no version "{shown(version)}".', field="version")
-        return [entry]
+        return [entry.serving for entry in self._table.all() if entry.serving is not None] + self._retiring
 
     # Taking the lock themselves.
 
@@ -329,7 +303,7 @@ class ModelManager:
 
     def _serving(self, name: str, version: str | None) -> Serving:
         with self._lock:
-            entries = self._matching(name, version)
+            entries = self._table.matching(name, version)
             for entry in entries:
                 if entry.serving is not None:
                     return entry.serving
