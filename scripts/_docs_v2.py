@@ -31,6 +31,7 @@ is read as what it is, whatever its Content-Type. An error is `{{"error": "a sen
 | the same | LLMs | [generate](generate.md); the fields of Triton's LLM backends below |
 | `POST /v1/models/{{model}}:predict` | LLMs | below |
 | `GET /v2/health/*`, `/v2`, `/v2/models/{{model}}`, `/ready` | every model | [health](health.md) |
+| `/v2/repository/*`, configuration, statistics, log and trace settings | all models | [control](model-control.md) |
 
 ## Infer
 
