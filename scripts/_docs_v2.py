@@ -135,7 +135,8 @@ A model's own error has the status of its code: @CODES@.
 - An LLM refuses parameters that it does not know, with their name; `bad_words`, beams and several answers a prompt are
   refused too.
 - The JSON of a tensor has a limit of values; see above.
-- Shared memory is refused with 400.
+- Shared memory is refused with 400. A negative dimension is too; Triton answers 500.
+- A request with both Content-Length and Transfer-Encoding is refused with 400.
 """
 
 

@@ -139,9 +139,12 @@ async def test_a_raw_binary_text() -> None:
 @pytest.mark.parametrize(
     ("model", "complaint"),
     [
-        (IdentityModel(inputs=()), "Raw request must only have 1 input (found 0)"),
+        (
+            IdentityModel(inputs=()),
+            "Raw request must only have 1 input (found 1) to be deduced but got 0 inputs in 'identity' model",
+        ),
         (identity(Datatype.FP32, (-1, -1)), "more than one variable-sized dimension"),
-        (identity(Datatype.BYTES, (2,)), "the model must have input shape [1]"),
+        (identity(Datatype.BYTES, (2,)), "For BYTE datatype raw input 'IN', the model must have input shape [1]"),
         (identity(Datatype.FP32, (3,)), "must have 12 bytes for shape [3] of FP32, got 8"),
         (identity(Datatype.FP32, (3, -1)), "must have 0 bytes for shape [3, 0] of FP32, got 8"),
     ],
@@ -311,9 +314,15 @@ def changed(**fields: Any) -> dict[str, Any]:
         (changed(datatype="INT31"), "'datatype' of input 'IN' must be one of BOOL, UINT8"),
         (changed(datatype=[]), "'datatype' of input 'IN' must be one of"),
         (changed(shape=2), "'shape' of input 'IN' must be a list, got 2"),
-        (changed(shape=[-2]), "Unable to parse 'shape' of input 'IN': attempt to access JSON non-unsigned-integer"),
+        (
+            changed(shape=[-2]),
+            "Unable to parse 'shape': attempt to access JSON non-unsigned-integer as unsigned-integer",
+        ),
         (changed(shape=[3]), "which does not match the 2 elements of its 'data'"),
-        (changed(shape=[2**62, 2**62]), "at most 281474976710656 elements"),
+        (changed(shape=[2**32, 2**32]), "causes total element count to exceed maximum size of 9223372036854775807"),
+        (changed(shape=[2**62]), "byte size overflow for input 'IN'"),
+        (changed(shape=[2**50]), "at most 281474976710656 elements"),
+        (changed(data=json.loads("[" * 101 + "1" + "]" * 101)), "JSON nesting depth exceeds maximum allowed limit"),
         (changed(data=[1, "2"]), 'must be integer, got "2"'),
         (changed(parameters={"binary_data_size": 8}), "must have either 'data' or 'binary_data_size', got both"),
         (changed(parameters={"shared_memory_region": "x"}), "shared memory, which this server does not serve"),

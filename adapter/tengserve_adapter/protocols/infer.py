@@ -8,6 +8,7 @@ the request's `binary_data_output` is true.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -31,6 +32,7 @@ from tengserve_backend.inference import (
     TensorSpec,
 )
 
+_INT64_MAX = 2**63 - 1
 _SHARED_MEMORY = ("shared_memory_region", "shared_memory_offset", "shared_memory_byte_size")
 
 
@@ -109,15 +111,15 @@ def raw_request(model: TensorModel, version: str, body: bytes) -> tuple[InferReq
     """
     if len(model.inputs) != 1:
         raise InvalidRequestError(
-            "Raw request must only have 1 input (found "
-            f"{len(model.inputs)}) to be deduced but got {len(model.inputs)} inputs in model '{shown(model.name)}'"
+            "Raw request must only have 1 input (found 1) to be deduced but got "
+            f"{len(model.inputs)} inputs in '{shown(model.name)}' model"
         )
     spec = model.inputs[0]
     shape = [1, *spec.shape[1:]] if model.max_batch_size > 0 else list(spec.shape)
     if spec.datatype is Datatype.BYTES:
         if any(size not in (-1, 1) for size in shape):
             raise InvalidRequestError(
-                f"For BYTE datatype raw input, the model must have input shape [1]; '{shown(model.name)}' has {shape}",
+                f"For BYTE datatype raw input '{shown(spec.name)}', the model must have input shape [1], got {shape}",
                 field=spec.name,
             )
         data = bytes_array([body]).reshape([1] * len(shape))
@@ -158,7 +160,7 @@ def _inputs(items: Sequence[object], tail: bytes) -> tuple[tuple[InferTensor, ..
 
 def _input(name: str, entry: Mapping[str, object], tail: bytes, offset: int) -> tuple[InferTensor, int]:
     datatype = _datatype(name, entry.get("datatype"))
-    shape = _shape(name, entry.get("shape"))
+    shape = _shape(name, datatype, entry.get("shape"))
     parameters = dict(_object(f"parameters of input '{shown(name)}'", entry.get("parameters", {})))
     if any(key in parameters for key in _SHARED_MEMORY):
         raise InvalidRequestError(
@@ -314,16 +316,29 @@ def _datatype(name: str, value: object) -> Datatype:
     )
 
 
-def _shape(name: str, value: object) -> list[int]:
+def _check_overflow(name: str, datatype: Datatype, shape: list[int]) -> None:
+    """Sizes that no 64 bits hold, in Triton's words; what is merely too large for any tensor is element_count's."""
+    count = math.prod(shape)
+    if count > _INT64_MAX:
+        raise InvalidRequestError(
+            f"shape of input '{shown(name)}' causes total element count to exceed maximum size of {_INT64_MAX}",
+            field=name,
+        )
+    if count * (datatype.itemsize or 1) > _INT64_MAX:
+        raise InvalidRequestError(f"byte size overflow for input '{shown(name)}'", field=name)
+
+
+def _shape(name: str, datatype: Datatype, value: object) -> list[int]:
     if not isinstance(value, list):
         raise InvalidRequestError(f"'shape' of input '{shown(name)}' must be a list, got {given(value)}", field=name)
     for size in value:
         if not isinstance(size, int) or isinstance(size, bool) or size < 0:
             raise InvalidRequestError(
-                f"Unable to parse 'shape' of input '{shown(name)}': attempt to access JSON non-unsigned-integer as "
-                f"unsigned-integer, got {given(size)}",
+                "Unable to parse 'shape': attempt to access JSON non-unsigned-integer as unsigned-integer, "
+                f"got {given(size)} for input '{shown(name)}'",
                 field=name,
             )
+    _check_overflow(name, datatype, value)
     element_count(name, value)
     return value
 

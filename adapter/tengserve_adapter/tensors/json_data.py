@@ -61,7 +61,10 @@ def flatten(name: str, data: list[object]) -> list[object]:
         if list not in kinds:
             return data
         data = list(chain.from_iterable(item if isinstance(item, list) else (item,) for item in data))
-    raise InvalidRequestError(f"'data' of input '{shown(name)}' is nested more than {MAX_NESTING} deep", field=name)
+    raise InvalidRequestError(
+        f"JSON nesting depth exceeds maximum allowed limit ({MAX_NESTING}) in 'data' of input '{shown(name)}'",
+        field=name,
+    )
 
 
 def elements(name: str, datatype: Datatype, flat: list[object]) -> Array:

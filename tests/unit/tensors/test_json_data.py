@@ -99,7 +99,7 @@ def test_nesting_is_bounded() -> None:
     for _ in range(98):
         data = [data]
     assert from_json("x", Datatype.INT8, [1], data).tolist() == [1]
-    with pytest.raises(InvalidRequestError, match="nested more than 100 deep"):
+    with pytest.raises(InvalidRequestError, match=r"JSON nesting depth exceeds maximum allowed limit \(100\)"):
         from_json("x", Datatype.INT8, [1], [[data]])
 
 
