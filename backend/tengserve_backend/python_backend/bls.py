@@ -95,27 +95,34 @@ class BlsLoop:
 
 
 class ResponseIterator:
-    """The responses of a decoupled model, as it makes them."""
+    """The responses of a decoupled model, as it makes them. Once they have all come, they can be iterated again."""
 
     def __init__(self, loop: BlsLoop, responses: AsyncIterator[InferenceResponse]) -> None:
         self._loop = loop
         self._responses = responses
+        self._seen: list[InferenceResponse] = []
+        self._at = 0
         self._done = False
 
     def __iter__(self) -> ResponseIterator:
+        if self._done and self._at == len(self._seen):
+            self._at = 0
         return self
 
     def __next__(self) -> InferenceResponse:
-        if self._done:
-            raise StopIteration
-        response = self._loop.run(self._next()).result()
-        if response is None:
-            self._done = True
-            raise StopIteration
-        return response
+        if self._at == len(self._seen):
+            response = None if self._done else self._loop.run(self._next()).result()
+            if response is None:
+                self._done = True
+                raise StopIteration
+            self._seen.append(response)
+        self._at += 1
+        return self._seen[self._at - 1]
 
     def cancel(self) -> None:
         """The remaining responses are not wanted."""
+        self._seen.clear()
+        self._at = 0
         if not self._done:
             self._done = True
             self._loop.run(self._close())

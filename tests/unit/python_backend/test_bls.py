@@ -101,11 +101,13 @@ async def test_a_decoupled_model_is_read_as_it_answers(tmp_path: Path) -> None:
         tmp_path,
         "asked = self.call('repeat')\n"
         "got = [[t.as_numpy().tolist() for t in r.output_tensors()] for r in asked.exec(decoupled=True)]\n"
+        "again = self.call('repeat').exec(decoupled=True)\n"
+        "next(again)\ncounts = [len(list(again)) for _ in range(3)]\n"
         "some = self.call('repeat').exec(decoupled=True)\nnext(some)\nsome.cancel()\n"
-        "return self.answer([got, list(some)])",
+        "return self.answer([got, counts, list(some)])",
     )
     with loaded(tmp_path) as models:
-        assert await said(models) == ["[[[2.0]], [[3.0]], []]", "[]"]
+        assert await said(models) == ["[[[2.0]], [[3.0]], []]", "[2, 3, 3]", "[]"]
         assert await models["repeat"].drain(30)
 
 
