@@ -113,7 +113,7 @@ def report(name: str, answers: list[Answer], wall_s: float) -> float:
 @contextlib.contextmanager
 def own_server(repository: Path) -> Iterator[str]:
     """A server on a free port, ended afterwards."""
-    command = [sys.executable, "-m", "tengserve_adapter", "serve", "--http-port", "0"]
+    command = [sys.executable, "-m", "tengserve_adapter", "serve", "--http-port", "0", "--no-grpc"]
     command += ["--model-repository", str(repository)]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     # Reading below blocks; a server that neither starts nor ends is ended here.

@@ -17,8 +17,8 @@ tengserve --version
 ```
 
 `--model-repository` is required. `scripts/serve` takes the same flags and fills that one in, unless told otherwise:
-this folder's `model_repository`. There is no authentication and no TLS ([scope](scope.md)): whoever reaches the address
-can use the models.
+this folder's `model_repository`. There is no authentication, and TLS for gRPC only ([scope](scope.md)): whoever reaches
+the address can use the models.
 
 The server listens at once, loads its models in the background, and prints commands to paste when it is ready.
 Progress and logs go to stderr; the address and the commands go to stdout.

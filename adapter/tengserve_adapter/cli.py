@@ -129,21 +129,23 @@ def _serve(settings: ServerSettings) -> int:
         )
 
     from tengserve_adapter.lifecycle import end_early_on_signals
-    from tengserve_adapter.listener import ListenError, listen
+    from tengserve_adapter.listener import ListenError, check_free, listen
     from tengserve_adapter.observability.logs import configure_logging
     from tengserve_adapter.progress import ProgressPrinter
 
     end_early_on_signals()
     try:
         listener = listen(settings.host, settings.http_port)
+        if settings.grpc:
+            check_free(settings.host, settings.grpc_port, "gRPC, see --grpc-port and --no-grpc")
+        progress = ProgressPrinter(sys.stderr)
+        configure_logging(settings.log_level, progress)
+
+        from tengserve_adapter.server import serve
+
+        return serve(settings, sources, listener, progress)
     except ListenError as error:
         return _fail(error.message, RUN_ERROR)
-    progress = ProgressPrinter(sys.stderr)
-    configure_logging(settings.log_level, progress)
-
-    from tengserve_adapter.server import serve
-
-    return serve(settings, sources, listener, progress)
 
 
 def _unknown(argument: str) -> str:

@@ -44,6 +44,18 @@ def listen(host: str, port: int) -> socket.socket:
     raise ListenError(f"cannot listen on {host} port {port}: {reason}") from failure
 
 
+def check_free(host: str, port: int, purpose: str) -> None:
+    """Tell early that a port cannot be listened on, for a server that opens its own socket later.
+
+    Raises:
+        ListenError: as `listen`, with the purpose.
+    """
+    try:
+        listen(host, port).close()
+    except ListenError as error:
+        raise ListenError(f"{error.message} ({purpose})") from error
+
+
 def _listen(family: int, kind: int, protocol: int, address: Any) -> socket.socket:
     listener = socket.socket(family, kind, protocol)
     try:

@@ -8,6 +8,7 @@ import functools
 import socket
 import time
 from collections.abc import Iterator, Sequence
+from importlib import metadata
 from typing import Any, cast
 
 import uvicorn
@@ -16,9 +17,13 @@ from prometheus_client import REGISTRY
 from starlette.requests import Request
 from starlette.responses import Response
 
+from tengserve_adapter.grpc.server import GrpcServer
+from tengserve_adapter.grpc.service import Served
 from tengserve_adapter.http.app import install
 from tengserve_adapter.http.connection import KEEP_ALIVE_S, BoundedHttpProtocol
+from tengserve_adapter.http.endpoints import Context
 from tengserve_adapter.http.errors import response_for
+from tengserve_adapter.http.health import Health
 from tengserve_adapter.kserve.repository import TengserveModelRepository, TengserveRepositoryExtension
 from tengserve_adapter.kserve.sdk import KSERVE_METRICS, ModelServer, RESTServer, app
 from tengserve_adapter.lifecycle import CLOSE_TIMEOUT_S, Lifecycle
@@ -64,7 +69,7 @@ def serve(
 
 
 class TengserveServer(ModelServer):  # type: ignore[misc]  # kserve ships no type information
-    """KServe's ModelServer with one worker, no gRPC, our routes, our socket and our lifecycle.
+    """KServe's ModelServer with one worker, our own gRPC, our routes, our socket and our lifecycle.
 
     KServe's own `start` refuses models that are not loaded, listens on 0.0.0.0 and closes the listener before anything
     else; so `start` is replaced as a whole, and the parts that it would put together (registry, data plane, routes,
@@ -132,8 +137,18 @@ class TengserveServer(ModelServer):  # type: ignore[misc]  # kserve ships no typ
             return runner.run(self._run(server))
 
     async def _run(self, server: _HttpServer) -> int:
+        if self._settings.grpc:
+            server.grpc = self._v2_grpc_server()
+            server.grpc_address = await server.grpc.start()
         async with self._control.polling(self._settings.repository_poll_secs):
             return await self._lifecycle.run(server, server.serve(sockets=[self._listener]))
+
+    def _v2_grpc_server(self) -> GrpcServer:
+        draining = self._lifecycle.draining
+        health = Health(Context(self.registered_models, self._settings.http(), draining))
+        served = Served(self.registered_models, self._control, health.check_live, health.check_ready, draining)
+        host: str = self._listener.getsockname()[0]
+        return GrpcServer(served, self._settings.grpc_settings(host, metadata.version("tengserve")))
 
     def _application(self) -> FastAPI:
         """KServe's application, ours first: the first route that matches wins."""
@@ -162,17 +177,32 @@ class TengserveServer(ModelServer):  # type: ignore[misc]  # kserve ships no typ
 
 
 class _HttpServer(uvicorn.Server):
-    """uvicorn that says when it listens and leaves signals to the lifecycle."""
+    """uvicorn that says when it listens, leaves signals to the lifecycle, and ends together with the gRPC server.
+
+    Attributes:
+        listening: set when it does.
+        grpc, grpc_address: the gRPC server, if there is one, and where it listens already.
+    """
 
     def __init__(self, config: uvicorn.Config, url: str) -> None:
         super().__init__(config)
         self.listening = asyncio.Event()
+        self.grpc: GrpcServer | None = None
+        self.grpc_address = ""
         self._url = url
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         say(f"tengserve listens on {self._url} and loads its models")
+        if self.grpc_address:
+            say(f"tengserve listens for gRPC on {self.grpc_address}")
         self.listening.set()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        ends = [super().shutdown(sockets)]
+        if self.grpc is not None:
+            ends.append(self.grpc.stop(CLOSE_TIMEOUT_S))
+        await asyncio.gather(*ends)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tengserve_adapter.grpc.settings import GrpcSettings, TlsFiles
 from tengserve_adapter.http.settings import HttpSettings
 from tengserve_backend.errors import ConfigurationError, shown
 from tengserve_backend.repository.modes import ControlMode
@@ -62,6 +63,7 @@ _MAX_BYTES = 1 << 30
 _MAX_HELD_BYTES = 1 << 40
 _MAX_SECONDS = 24 * 60 * 60
 _HTTP_DEFAULTS = HttpSettings()
+_GRPC_DEFAULTS = GrpcSettings()
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +89,23 @@ class ServerSettings:
         metavar="PORT",
         minimum=0,
         maximum=65535,
+    )
+    grpc: bool = _setting("Serve the v2 protocol over gRPC too.", default=True)
+    grpc_port: int = _setting(
+        "Port to listen on for gRPC; 0 takes any free one and prints it.",
+        default=_GRPC_DEFAULTS.port,
+        metavar="PORT",
+        minimum=0,
+        maximum=65535,
+    )
+    grpc_tls_cert: Path | None = _setting(  # noqa: RUF009 - as above
+        "PEM file with the certificate of the gRPC server, and the chain up to its issuer. Unset: gRPC is not"
+        " encrypted.",
+        default=None,
+        metavar="FILE",
+    )
+    grpc_tls_key: Path | None = _setting(  # noqa: RUF009 - as above
+        "PEM file with the key of that certificate, not encrypted.", default=None, metavar="FILE"
     )
     model_control_mode: str = _setting(
         "Who decides what is loaded. none: every model of the repository, at the start. explicit: those of"
@@ -139,7 +158,7 @@ class ServerSettings:
         maximum=1_000_000,
     )
     max_tensor_bytes: int = _setting(
-        "Largest body of a v2 infer request, and of generate for a model that is no LLM.",
+        "Largest body of a v2 infer request, also over gRPC, and of generate for a model that is no LLM.",
         default=_HTTP_DEFAULTS.max_tensor_bytes,
         metavar="BYTES",
         minimum=1024,
@@ -211,6 +230,30 @@ class ServerSettings:
                 f"--max-held-body-bytes must be at least --max-body-bytes and --max-tensor-bytes, {largest},"
                 f" got {self.max_held_body_bytes}"
             )
+
+        if (self.grpc_tls_cert is None) != (self.grpc_tls_key is None):
+            raise ConfigurationError("--grpc-tls-cert and --grpc-tls-key must be given together")
+
+    def grpc_settings(self, host: str, version: str) -> GrpcSettings:
+        """The part that the gRPC server needs.
+
+        Args:
+            host: the address that HTTP listens on; a host name may have several.
+            version: of this server.
+        """
+        tls = None
+        if self.grpc_tls_cert is not None and self.grpc_tls_key is not None:
+            tls = TlsFiles(self.grpc_tls_cert, self.grpc_tls_key)
+        return GrpcSettings(
+            host=host,
+            port=self.grpc_port,
+            max_message_bytes=self.max_tensor_bytes,
+            max_held_bytes=self.max_held_body_bytes,
+            tls=tls,
+            strict_decoupled=self.strict_decoupled,
+            server_name=_HTTP_DEFAULTS.server_name,
+            server_version=version,
+        )
 
     def http(self) -> HttpSettings:
         """The part that the HTTP routes need."""

@@ -42,7 +42,7 @@ def test_help_names_every_flag() -> None:
     [
         ([], "a command is missing: serve"),
         (["serve"], "missing: --model-repository"),
-        (["serve", "--http-prt", "80"], "unknown argument '--http-prt'; did you mean --http-port?"),
+        (["serve", "--http-prt", "80"], "unknown argument '--http-prt'; did you mean --http-port or --grpc-port?"),
         (["serve", "--http-port", "65536"], "--http-port must be from 0 to 65535, got 65536"),
         (["serve", "--http-port", "-1"], "--http-port must be from 0 to 65535, got -1"),
         (["serve", "--http-port", "8_0"], "--http-port must be a whole number from 0 to 65535, got '8_0'"),
@@ -135,7 +135,7 @@ def test_without_stderr_an_error_is_told_to_nobody() -> None:
 
 
 def test_a_server_needs_no_stderr(scripted_repository: Path) -> None:
-    flags = ("serve", "--http-port", "0", "--model-repository", str(scripted_repository))
+    flags = ("serve", "--http-port", "0", "--no-grpc", "--model-repository", str(scripted_repository))
     command = without("2", str(SCRIPTED_SERVER), *flags)
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment()) as process:
@@ -156,7 +156,7 @@ def test_a_server_needs_no_stderr(scripted_repository: Path) -> None:
 def test_a_taken_port_is_told_without_the_other_streams(number: str, scripted_repository: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        flags = ("serve", "--model-repository", str(scripted_repository), "--http-port", port)
+        flags = ("serve", "--model-repository", str(scripted_repository), "--http-port", port, "--no-grpc")
         result = run_without(number, *flags)
     assert f"port {port}" in one_line(result)
     assert result.returncode == 1

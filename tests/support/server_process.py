@@ -19,6 +19,7 @@ START_TIMEOUT_S = 60.0
 """A busy machine imports torch slowly; the tests only wait as long as the process itself takes."""
 
 _URL = re.compile(r"listens on (http://\S+)")
+_GRPC = re.compile(r"listens for gRPC on (\S+)")
 _ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -31,7 +32,7 @@ def environment() -> dict[str, str]:
 
 
 class ServerProcess:
-    """`tengserve serve --http-port 0 ...`; a context manager that kills what it started.
+    """`tengserve serve --http-port 0 --grpc-port 0 ...`; a context manager that kills what it started.
 
     Waiting means reading: every wait returns at the line that it waits for, or fails with all that was printed.
     """
@@ -44,7 +45,7 @@ class ServerProcess:
             program: what Python runs.
             port: --http-port; None leaves the flag out.
         """
-        chosen = [] if port is None else ["--http-port", str(port)]
+        chosen = ["--grpc-port", "0"] if port is None else ["--http-port", str(port), "--grpc-port", "0"]
         self.process = subprocess.Popen(
             [sys.executable, *program, "serve", *chosen, *flags],
             cwd=_ROOT,
@@ -91,6 +92,11 @@ class ServerProcess:
     def url(self) -> str:
         """Where the server listens; waits until it does."""
         return self.wait_for(_URL, "stdout")[1]
+
+    @property
+    def grpc_address(self) -> str:
+        """Where the server listens for gRPC; waits until it does."""
+        return self.wait_for(_GRPC, "stdout")[1]
 
     def wait_until_ready(self) -> str:
         """Wait until the server says that it is ready; its URL."""

@@ -17,7 +17,7 @@ from tengserve_adapter.grpc.schema import INFERENCE, Message, message_class, par
 from tengserve_adapter.grpc.settings import GrpcSettings
 from tengserve_adapter.grpc.status import NotServedError
 from tengserve_adapter.http.models import Models
-from tengserve_adapter.protocols.health import EXTENSIONS
+from tengserve_adapter.protocols.health import EXTENSIONS, model_metadata
 from tengserve_backend.errors import (
     InvalidRequestError,
     ModelNotFoundError,
@@ -26,7 +26,7 @@ from tengserve_backend.errors import (
     TengserveError,
     shown,
 )
-from tengserve_backend.inference import InferResponse, TensorModel, TensorSpec
+from tengserve_backend.inference import InferResponse, TensorModel
 from tengserve_backend.inference.unary import infer_once
 
 _CONFIG: Final = "config"
@@ -171,15 +171,8 @@ class InferenceService:
     async def _model_metadata(self, request: Message) -> Message:
         model = self._model(request.name, request.version)
         statuses = self._served.models.statuses()
-        response = self._messages["ModelMetadataResponse"](
-            name=model.name,
-            versions=[each.version for each in statuses if each.name == model.name and each.state.value == "READY"],
-            platform=model.platform,
-        )
-        for specs, tensors in ((model.inputs, response.inputs), (model.outputs, response.outputs)):
-            for spec in specs:
-                _add_spec(tensors, spec)
-        return response
+        versions = [each.version for each in statuses if each.name == model.name and each.state.value == "READY"]
+        return json_format.ParseDict(model_metadata(model, versions), self._messages["ModelMetadataResponse"]())
 
     async def _model_config(self, request: Message) -> Message:
         config = self._served.control.config(request.name, request.version)
@@ -290,10 +283,6 @@ def _holds(check: Callable[[], None]) -> bool:
     except TengserveError:
         return False
     return True
-
-
-def _add_spec(tensors: Any, spec: TensorSpec) -> None:
-    tensors.add(name=spec.name, datatype=spec.datatype.value, shape=spec.shape)
 
 
 def _check_repository(request: Message) -> None:
