@@ -21,7 +21,7 @@ from prometheus_client import REGISTRY
 from support.grpc_client import Grpc, Message, infer_request, ints, raw, running
 from tengserve_adapter.grpc.schema import HEALTH, INFERENCE, REFLECTIONS, message_class, schema
 from tengserve_adapter.grpc.settings import GrpcSettings, TlsFiles
-from tengserve_adapter.grpc.status import status_of
+from tengserve_adapter.grpc.status import CODES, status_of
 from tengserve_adapter.listener import ListenError
 from tengserve_backend import errors
 from tengserve_backend.errors import ConfigurationError, ModelExecutionError
@@ -535,3 +535,11 @@ async def test_wrong_tls_files_are_told(tls_files: TlsFiles, tmp_path: Path) -> 
         with pytest.raises(ConfigurationError, match=f"TLS certificate and key of gRPC cannot be used.*{reason}"):
             async with running(GrpcSettings(port=0, tls=TlsFiles(certificate, key))):
                 pass
+
+
+def test_the_page_tells_of_every_rpc_and_code() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "protocols" / "v2-grpc.md").read_text()
+    methods = [method.name for method in schema().service(INFERENCE).methods]
+    assert len(methods) == 20
+    assert [name for name in methods if f"`{name}`" not in page] == []
+    assert [code.name for code in CODES.values() if code.name not in page] == []
