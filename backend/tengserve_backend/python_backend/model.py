@@ -33,6 +33,9 @@ READY_TIMEOUT_S = 5.0
 STOP_TIMEOUT_S = 30.0
 """So long a call of the model may still take once it is stopped; a thread that hangs for longer is left behind."""
 
+ABANDON_TIMEOUT_S = 1.0
+"""So long the asynchronous executions of one that hangs may take to end once they are cancelled."""
+
 _STOPPED = "The model is being unloaded."
 _log = logging.getLogger(__name__)
 
@@ -224,7 +227,8 @@ class PythonModel:
 
     def _deadline(self, ticket: Ticket) -> None:
         self._queue.remove(ticket)
-        ticket.fail(DeadlineExceededError(TIMEOUT_EXPIRED))
+        # Whoever is before it in line may be what hangs.
+        ticket.fail(DeadlineExceededError(TIMEOUT_EXPIRED), at_once=True)
         ticket.cancel()
 
     def _ended(self, ticket: Ticket) -> None:
@@ -250,6 +254,6 @@ def end_instances(instances: Sequence[Instance], bls: Bls, metrics: ModelMetrics
         instance.abandon()
     for instance in hung:
         # Whose asynchronous executions were the reason ends now.
-        if not instance.join(1.0):
+        if not instance.join(ABANDON_TIMEOUT_S):
             _log.error("model %s hangs in its own code; its thread is left behind", instance.name)
     metrics.close()

@@ -132,9 +132,9 @@ class Ticket:
             return
         self.hand_over(response)
 
-    def fail(self, error: TengserveError) -> None:
-        """End the request with an error."""
-        self._end(error, End.CANCELLED if self._cancelled else End.FAILED)
+    def fail(self, error: TengserveError, *, at_once: bool = False) -> None:
+        """End the request with an error; `at_once` also before requests whose answers go first."""
+        self._end(error, End.CANCELLED if self._cancelled else End.FAILED, at_once=at_once)
 
     def cancel(self) -> None:
         """Nobody waits any more. What runs learns of it through `is_cancelled`."""
@@ -190,7 +190,7 @@ class Ticket:
                 return self._room.wait_for(has_room, MAX_SEND_WAIT_S)
         return False
 
-    def _end(self, item: _Item | None, end: End) -> None:
+    def _end(self, item: _Item | None, end: End, *, at_once: bool = False) -> None:
         with self._lock:
             if self._ended:
                 return
@@ -202,8 +202,8 @@ class Ticket:
         else:
             self._counters.cancelled(self.times)
         if self._ordered is not None:
-            self._ordered.answer(self, item)
-        elif item is not None:
+            self._ordered.answer(self, None if at_once else item)
+        if item is not None and (at_once or self._ordered is None):
             self.hand_over(item)
         self._on_end(self)
 

@@ -183,6 +183,13 @@ async def test_answers_keep_their_order_when_asked(tmp_path: Path) -> None:
         assert await saw([second]) == [[1, 1]]
 
 
+async def test_a_deadline_does_not_wait_for_its_turn_to_answer(tmp_path: Path) -> None:
+    with model(tmp_path, CODE, config("preserve_ordering: true", size=1)) as m:
+        async with blocked(tmp_path, m):
+            with pytest.raises(DeadlineExceededError):
+                await answer(m, one(timeout_us=1000))
+
+
 async def test_a_client_that_leaves_the_queue_is_not_served(tmp_path: Path) -> None:
     with model(tmp_path, CODE, config("")) as m:
         async with blocked(tmp_path, m):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,8 @@ import pytest
 
 from support.python_models import DECOUPLED, IO, answer, answers, ask, first_output, fp32, model, until
 from tengserve_backend.errors import ErrorCode, ModelExecutionError, RequestAbortedError, ShuttingDownError
+from tengserve_backend.python_backend import model as model_module
+from tengserve_backend.python_backend import ticket
 
 DOUBLE = """
     import triton_python_backend_utils as pb_utils
@@ -309,3 +312,52 @@ async def test_drain_waits_for_what_runs_and_finalize_is_called(tmp_path: Path) 
         assert await m.drain(30)
         assert (await running).final
     assert (folder / "finalized").exists()
+
+
+SENDS_MUCH = """
+    import asyncio
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        {define} execute(self, requests):
+            sender = requests[0].get_response_sender()
+            for value in range(20):
+                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([value], np.float32))]))
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+
+
+async def test_a_model_waits_for_a_client_that_reads_slowly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ticket, "MAX_UNREAD_RESPONSES", 2)
+    with model(tmp_path, SENDS_MUCH.format(define="def"), DECOUPLED) as m:
+        got = await answers(m, ask())
+    assert [response.outputs[0].data[0] for response in got[:-1]] == list(range(20))
+
+
+async def test_an_asynchronous_model_ends_what_nobody_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ticket, "MAX_UNREAD_RESPONSES", 0)
+    with model(tmp_path, SENDS_MUCH.format(define="async def"), DECOUPLED) as m:
+        with pytest.raises(RequestAbortedError, match="too slowly"):
+            await answers(m, ask())
+        assert await m.drain(30)
+
+
+async def test_a_call_that_hangs_is_left_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(model_module, "STOP_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(model_module, "ABANDON_TIMEOUT_S", 0.01)
+    code = executing(
+        "while not __import__('os').path.exists(pb_utils.get_model_dir() + '/go'):\n    time.sleep(0.001)\n"
+        "return [self.response(1)]"
+    )
+    with model(tmp_path, code) as m:
+        running = asyncio.create_task(answer(m, ask()))
+        await until(lambda: m.statistics().execution_count > 0)
+        await asyncio.to_thread(m.stop)
+        with pytest.raises(RequestAbortedError):
+            await running
+    assert "model m_0_0 hangs in its own code" in caplog.text
+    (tmp_path / "m" / "1" / "go").touch()
+    await until(lambda: all(thread.name != "model m_0_0" for thread in threading.enumerate()))
