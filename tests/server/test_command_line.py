@@ -50,6 +50,19 @@ def test_help_names_every_flag() -> None:
         (["serve", "--drain-timeout-s", "soon"], "--drain-timeout-s must be a number from 0 to 86400, got 'soon'"),
         (["serve", "--log-level", "loud"], "--log-level must be one of debug, info, warning, error, got 'loud'"),
         (["serve", "--host", ""], "--host must be at least one character long, got ''"),
+        (
+            ["serve", "--model-control-mode", "all"],
+            "--model-control-mode must be one of none, explicit, poll, got 'all'",
+        ),
+        (["serve", "--load-model", "a"], "--load-model needs --model-control-mode explicit"),
+        (
+            ["serve", "--model-control-mode", "explicit", "--load-model", ""],
+            "--load-model must be at least one character",
+        ),
+        (
+            ["serve", "--model-control-mode", "explicit", "--load-model", "a", "--load-model", "b"],
+            'the model repository has no model "a"; it has none',
+        ),
     ],
 )
 def test_mistakes_are_one_line(arguments: list[str], message: str, tmp_path: Path) -> None:

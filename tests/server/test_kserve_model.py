@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from support.scripted_server import ScriptedEngine
+from support.tensor_models import PlainControl
 from tengserve_adapter.kserve.model import TengserveModel
-from tengserve_adapter.kserve.repository import TengserveModelRepository
+from tengserve_adapter.kserve.repository import TengserveModelRepository, TengserveRepositoryExtension
 from tengserve_backend.errors import ModelNotFoundError, ModelNotReadyError
 from tengserve_backend.generation import GenerationRequest
 from tengserve_backend.repository.manager import ModelManager
@@ -74,6 +75,14 @@ async def test_kserve_sees_the_models_of_the_manager(manager: ModelManager) -> N
     with pytest.raises(NotImplementedError):
         repository.unload("story")
     assert list(repository.get_models()) == ["story"]
+
+
+async def test_what_kserve_loads_and_unloads_goes_through_model_control(manager: ModelManager) -> None:
+    control = PlainControl()
+    extension = TengserveRepositoryExtension(TengserveModelRepository(manager), control)
+    await extension.load("story")
+    await extension.unload("story")
+    assert control.told == [("load", "story", None, {}), ("unload", "story", False)]
 
 
 async def test_kserve_sees_models_that_are_loaded_later_and_none_that_is_gone(manager: ModelManager) -> None:
