@@ -13,11 +13,10 @@ from typing import Final
 import numpy as np
 
 from tengserve_adapter.grpc.schema import Message, schema
-from tengserve_adapter.grpc.status import NotServedError
 from tengserve_adapter.protocols.infer import select
 from tengserve_adapter.tensors.parameters import model_parameter, sort_out
 from tengserve_adapter.tensors.raw import decode_raw, element_count, encode_raw
-from tengserve_backend.errors import InvalidRequestError, shown
+from tengserve_backend.errors import InvalidRequestError, UnsupportedError, shown
 from tengserve_backend.inference import (
     Datatype,
     InferRequest,
@@ -70,7 +69,7 @@ def decode_request(model: TensorModel, message: Message) -> Asked:
 
     Raises:
         InvalidRequestError: it breaks the protocol.
-        NotServedError: it refers to shared memory.
+        UnsupportedError: it refers to shared memory.
     """
     parameters = _parameters(message.parameters)
     empty_final = parameters.pop(EMPTY_FINAL, False)
@@ -113,7 +112,7 @@ def _inputs(message: Message) -> tuple[InferTensor, ...]:
             raise InvalidRequestError(f"input '{shown(name)}' already exists in request", field=shown(name))
         parameters = _parameters(entry.parameters)
         if _SHARED_MEMORY in parameters:
-            raise NotServedError(f"input '{shown(name)}' is in shared memory, which this server does not serve")
+            raise UnsupportedError(f"input '{shown(name)}' is in shared memory, which this server does not serve")
         if entry.datatype not in Datatype.__members__:
             raise InvalidRequestError(
                 f"datatype of input '{shown(name)}' must be one of {', '.join(Datatype.__members__)},"
@@ -204,7 +203,7 @@ def _outputs(model: TensorModel, message: Message) -> tuple[RequestedOutput, ...
             )
         parameters = _parameters(entry.parameters)
         if _SHARED_MEMORY in parameters:
-            raise NotServedError(f"output '{shown(name)}' asks for shared memory, which this server does not serve")
+            raise UnsupportedError(f"output '{shown(name)}' asks for shared memory, which this server does not serve")
         classes = parameters.pop("classification", 0)
         if not isinstance(classes, int) or isinstance(classes, bool) or classes < 0:
             raise InvalidRequestError(

@@ -15,7 +15,6 @@ from tengserve_adapter.grpc.calls import INLINE_BYTES, Gate, of_message, parsed,
 from tengserve_adapter.grpc.codec import Asked, decode_request, encode_response
 from tengserve_adapter.grpc.schema import INFERENCE, Message, message_class, parse, schema
 from tengserve_adapter.grpc.settings import GrpcSettings
-from tengserve_adapter.grpc.status import NotServedError
 from tengserve_adapter.http.models import Models
 from tengserve_adapter.protocols.health import EXTENSIONS, model_metadata
 from tengserve_backend.errors import (
@@ -24,6 +23,7 @@ from tengserve_backend.errors import (
     ServerError,
     ShuttingDownError,
     TengserveError,
+    UnsupportedError,
     shown,
 )
 from tengserve_backend.inference import InferResponse, TensorModel
@@ -136,7 +136,12 @@ class InferenceService:
         return Incoming(len(data), message.model_name, message.model_version, message.id, work)
 
     def _model(self, name: str, version: str) -> TensorModel:
-        return self._served.models.tensor_model(name, version or None)
+        try:
+            return self._served.models.tensor_model(name, version or None)
+        except ModelNotFoundError as error:
+            which = f" version {shown(version)}" if version else ""
+            text = f"Request for unknown model: '{shown(name)}'{which} is not found"
+            raise ModelNotFoundError(text, field="model") from error
 
     async def _model_infer(self, data: bytes) -> Message:
         with self._infers.enter(), self.held.enter(len(data)):
@@ -145,7 +150,7 @@ class InferenceService:
                 raise work
             model, asked = work
             if model.decoupled and self._settings.strict_decoupled:
-                raise NotServedError("ModelInfer RPC doesn't support models with decoupled transaction policy")
+                raise UnsupportedError("ModelInfer RPC doesn't support models with decoupled transaction policy")
             return await encoded(model, asked, await infer_once(model, asked.request))
 
     async def _server_live(self, request: Message) -> Message:
@@ -230,7 +235,7 @@ class InferenceService:
         return self._answer_to(request)
 
     async def _shared_memory_register(self, request: Message) -> Message:
-        raise NotServedError("this server serves no shared memory: send tensors with the request")
+        raise UnsupportedError("this server serves no shared memory: send tensors with the request")
 
     async def _shared_memory_unregister(self, request: Message) -> Message:
         return self._answer_to(request)
@@ -287,4 +292,4 @@ def _holds(check: Callable[[], None]) -> bool:
 
 def _check_repository(request: Message) -> None:
     if request.repository_name:
-        raise NotServedError("'repository_name' specification is not supported")
+        raise UnsupportedError("'repository_name' specification is not supported")

@@ -8,17 +8,13 @@ from typing import Final
 
 import grpc
 
-from tengserve_backend.errors import ErrorCode, RequestError, TengserveError
+from tengserve_backend.errors import ErrorCode, TengserveError
 from tengserve_backend.inference.codes import triton_code
 
 _LOG = logging.getLogger(__name__)
 
 MAX_MESSAGE_BYTES: Final = 4000
 """A status travels in headers, which proxies bound to some kilobytes."""
-
-
-class NotServedError(RequestError):
-    """A part of the protocol that this server has not."""
 
 
 CODES: Final[Mapping[ErrorCode, grpc.StatusCode]] = {
@@ -39,8 +35,6 @@ def status_of(error: BaseException) -> tuple[grpc.StatusCode, str]:
     if not isinstance(error, TengserveError):
         _LOG.error("Unexpected error while serving a request", exc_info=error)
         return grpc.StatusCode.INTERNAL, "Internal server error."
-    if isinstance(error, NotServedError):
-        return grpc.StatusCode.UNIMPLEMENTED, _bounded(error.message)
     return CODES[triton_code(error)], _bounded(error.message)
 
 
