@@ -1,14 +1,16 @@
 """tritonclient.grpc and grpc.aio against a server, in a process of their own: they cannot be imported beside kserve.
 
-`python triton_grpc.py sync|aio ADDRESS` runs every public method of that client against the models of tensor_models.py,
-asserts what comes back, and prints the names of the methods that it called. `methods sync|aio` prints those that there
-are; `llm|llm-aio ADDRESS` asks the model "tiny".
+`python triton_grpc.py sync|aio ADDRESS [EXPECTED]` runs every public method of that client against models such as those
+of tensor_models.py, asserts what comes back, and prints the names of the methods that it called. `methods sync|aio`
+prints those that there are; `llm|llm-aio ADDRESS` asks the model "tiny".
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import inspect
+import json
 import queue
 import sys
 from collections.abc import AsyncIterator
@@ -20,6 +22,15 @@ import tritonclient.grpc.aio as triton_aio
 from tritonclient.utils import InferenceServerException
 
 WAIT_S = 20.0
+EXPECTED: dict[str, Any] = {
+    "version": "1.2.3",
+    "models": ["simple", "broken", "new"],
+    "config": '{"max_batch_size": 4}',
+    "files": {"file:1/model.py": "eA=="},
+    "missing": "NOT_FOUND",
+    "temperature": 0.7,
+}
+"""What differs between the servers that are tested; a third argument, JSON, replaces some of it."""
 A = np.arange(16, dtype=np.int32).reshape(1, 16)
 B = np.full((1, 16), 2, np.int32)
 
@@ -81,12 +92,13 @@ def refused(call: Any) -> InferenceServerException:
 
 def check_metadata(metadata: Any, model: Any, config: Any, statistics: Any, index: Any) -> None:
     assert metadata["name"] == "tengserve"
-    assert metadata["version"] == "1.2.3"
+    assert metadata["version"] == EXPECTED["version"]
     assert model["name"] == "simple"
     assert model["inputs"][0] == {"name": "INPUT0", "datatype": "INT32", "shape": ["-1", "16"]}
     assert config["config"]["max_batch_size"] == 8
-    assert statistics["model_stats"][0]["inference_count"] == "6"
-    assert [row["name"] for row in index["models"]] == ["simple", "broken", "new"]
+    assert config["config"]["input"][0]["name"] == "INPUT0"
+    assert int(statistics["model_stats"][0]["inference_count"]) > 0
+    assert [row["name"] for row in index["models"]] == EXPECTED["models"]
 
 
 def check_settings(trace: Any, changed_trace: Any, log: Any, changed_log: Any) -> None:
@@ -106,6 +118,7 @@ def sync(address: str) -> set[str]:
         assert client.is_model_ready("simple") is True
         assert client.is_model_ready("simple", "1") is True
         assert client.is_model_ready("nobody") is False
+        check_sums(client.infer("simple", pair()))
         check_metadata(
             client.get_server_metadata(as_json=True),
             client.get_model_metadata("simple", as_json=True),
@@ -119,9 +132,9 @@ def sync(address: str) -> set[str]:
             client.get_log_settings(as_json=True),
             client.update_log_settings({"log_verbose_level": 1}, as_json=True),
         )
-        client.load_model("simple", config='{"max_batch_size": 4}', files={"file:1/model.py": b"x"})
-        client.unload_model("simple", unload_dependents=True)
-        check_error(refused(lambda: client.load_model("missing")), "NOT_FOUND", "failed to load 'missing'")
+        client.load_model("other", config=EXPECTED["config"], files=EXPECTED["files"])
+        client.unload_model("other", unload_dependents=True)
+        check_error(refused(lambda: client.load_model("missing")), EXPECTED["missing"], "failed to load 'missing'")
         assert not client.get_system_shared_memory_status().regions
         assert not client.get_cuda_shared_memory_status().regions
         client.unregister_system_shared_memory()
@@ -160,7 +173,7 @@ def _sync_infer(client: Any) -> None:
     assert result.as_numpy("T").tolist() == texts.tolist()
     np.testing.assert_array_equal(result.as_numpy("H"), halves)
     echoed = {name: getattr(value, value.WhichOneof("parameter_choice")) for name, value in _parameters(result).items()}
-    assert echoed == parameters
+    assert echoed == {**parameters, "temperature": EXPECTED["temperature"]}
     check_error(refused(lambda: client.infer("nobody", number(1))), "NOT_FOUND", "unknown model: 'nobody'")
     check_error(refused(lambda: client.infer("simple", pair(), model_version="9")), "NOT_FOUND", "unknown model")
     done: queue.Queue[tuple[Any, Any]] = queue.Queue()
@@ -225,6 +238,7 @@ async def aio(address: str) -> set[str]:
         assert await client.is_server_ready() is True
         assert await client.is_model_ready("simple") is True
         assert await client.is_model_ready("nobody") is False
+        check_sums(await client.infer("simple", pair(triton_aio)))
         check_metadata(
             await client.get_server_metadata(as_json=True),
             await client.get_model_metadata("simple", as_json=True),
@@ -238,9 +252,9 @@ async def aio(address: str) -> set[str]:
             await client.get_log_settings(as_json=True),
             await client.update_log_settings({"log_verbose_level": 1}, as_json=True),
         )
-        await client.load_model("simple", config='{"max_batch_size": 4}', files={"file:1/model.py": b"x"})
-        await client.unload_model("simple")
-        check_error(await refused_aio(client.load_model("missing")), "NOT_FOUND", "failed to load 'missing'")
+        await client.load_model("other", config=EXPECTED["config"], files=EXPECTED["files"])
+        await client.unload_model("other")
+        check_error(await refused_aio(client.load_model("missing")), EXPECTED["missing"], "failed to load 'missing'")
         assert not (await client.get_system_shared_memory_status()).regions
         assert not (await client.get_cuda_shared_memory_status()).regions
         await client.unregister_system_shared_memory()
@@ -336,10 +350,10 @@ def methods(kind: str) -> set[str]:
 
 if __name__ == "__main__":
     match sys.argv[1:]:
-        case "sync", address:
-            names = sync(address)
-        case "aio", address:
-            names = asyncio.run(aio(address))
+        case "sync" | "aio" as kind, address, *other:
+            EXPECTED |= json.loads(other[0]) if other else {}
+            EXPECTED["files"] = {path: base64.b64decode(data) for path, data in EXPECTED["files"].items()}
+            names = sync(address) if kind == "sync" else asyncio.run(aio(address))
         case "llm", address:
             llm(address)
             names = set()
