@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from tengserve_backend.errors import ConfigurationError
+from tengserve_backend.errors import ConfigurationError, shown
 from tengserve_backend.repository.settings import (
     MAX_BATCH_SIZE,
     MAX_QUEUE,
@@ -100,7 +100,7 @@ def test_a_value_outside_its_rule_names_key_rule_value_and_place(key: str, text:
         read_settings({key: text}, file="m/config.pbtxt", lines={key: 7})
     message = caught.value.message
     assert message.startswith(f"m/config.pbtxt:7: {key} must be ")
-    assert text[:50].encode("utf-8", "backslashreplace").decode() in message
+    assert shown(text)[:50] in message
     assert len(message) < 1000
 
 
