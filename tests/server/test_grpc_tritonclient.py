@@ -17,7 +17,7 @@ async def test_every_method_of_the_client(kind: str) -> None:
     async with running() as server:
         called = set((await run_client(kind, server.address)).split())
         assert called >= set((await run_client("methods", kind)).split())
-        assert ("load", "simple", {"max_batch_size": 4}, {"1/model.py": b"x"}) in server.control.told
+        assert ("load", "other", {"max_batch_size": 4}, {"1/model.py": b"x"}) in server.control.told
         # What a client has cancelled, or let run out, no longer runs.
         for name, count in (("endless", 1), ("gated", 1)):
             model = server.models.models[name]
