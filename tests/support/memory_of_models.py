@@ -1,4 +1,4 @@
-"""Prints, as JSON, the process's memory while a model is loaded and after it was unloaded, four times over.
+"""Prints, as JSON, the process's memory while a model is loaded and after it was unloaded, six times over.
 
 A program of its own: in a process that has run other tests, what they left to the allocator hides what a model takes.
 """
@@ -25,7 +25,7 @@ async def main(folder: Path) -> None:
     manager = ModelManager([], load_model)
     process = psutil.Process()
     memory: dict[str, list[int]] = {"loaded": [], "unloaded": []}
-    for _ in range(4):
+    for _ in range(6):
         await asyncio.to_thread(manager.load, ModelSource("big", "1", folder, settings))
         generation = await manager.engine("big").submit(GenerationRequest("r", "hello" * 20, max_new_tokens=4))
         async for _event in generation:

@@ -122,6 +122,7 @@ def test_memory_comes_back_to_the_system(tmp_path: Path) -> None:
         check=True,
     )
     memory = json.loads(done.stdout)
-    # The allocator rounds in its own way from cycle to cycle: means, and no growth from the first to the last.
-    assert statistics.mean(memory["loaded"]) - statistics.mean(memory["unloaded"]) > 40 * 2**20
-    assert memory["unloaded"][-1] - memory["unloaded"][0] < 50 * 2**20
+    # The allocator rounds in its own way from cycle to cycle: a mean, and the least of the first and the last cycles.
+    loaded, unloaded = memory["loaded"], memory["unloaded"]
+    assert statistics.mean(loaded) - statistics.mean(unloaded) > 40 * 2**20
+    assert min(unloaded[3:]) - min(unloaded[:3]) < 50 * 2**20
