@@ -120,11 +120,11 @@ class ResponseIterator:
         return self._seen[self._at - 1]
 
     def cancel(self) -> None:
-        """The remaining responses are not wanted."""
-        self._seen.clear()
-        self._at = 0
+        """The remaining responses are not wanted: instead of them comes one that says CANCELLED."""
         if not self._done:
             self._done = True
+            cancelled = TritonError("The request was cancelled by the model that made it.", TritonError.CANCELLED)
+            self._seen.append(InferenceResponse(error=cancelled))
             self._loop.run(self._close())
 
     async def _next(self) -> InferenceResponse | None:

@@ -234,7 +234,7 @@ class Instance:
             if future.cancelled():
                 error = ModelExecutionError(f"Model '{setup_model}' is being unloaded.")
             elif (error := future.exception()) is None and future.result() is not None:
-                error = _returned_in_decoupled_mode(setup_model)
+                error = _returned_in_decoupled_mode(self.name)
             if error is not None:
                 self._fail(tickets, senders, error)
 
@@ -256,7 +256,7 @@ class Instance:
         setup = self._setup
         if setup.decoupled:
             if returned is not None:
-                raise _returned_in_decoupled_mode(setup.model)
+                raise _returned_in_decoupled_mode(self.name)
             return
         if returned is None and all(request.asked_for_sender for request in requests):
             return  # Answered through the senders, or about to be.
@@ -319,8 +319,10 @@ class _ApiError(Exception):
     """A model breaks a rule of `execute`; the text is the API's own."""
 
 
-def _returned_in_decoupled_mode(model: str) -> _ApiError:
-    return _ApiError(f"Python model '{model}' is using the decoupled mode and the execute function must return None.")
+def _returned_in_decoupled_mode(instance: str) -> _ApiError:
+    return _ApiError(
+        f"Python model '{instance}' is using the decoupled mode and the execute function must return None."
+    )
 
 
 def _stamp(tickets: list[Ticket]) -> None:

@@ -52,7 +52,7 @@ def one(*, request_id: str = "", priority: int = 0, timeout_us: int = 0) -> Infe
 async def blocked(folder: Path, m: PythonModel) -> AsyncIterator[asyncio.Task[InferResponse]]:
     """The one instance is busy until the end of the block."""
     task = asyncio.create_task(answer(m, one(request_id="block")))
-    await until(lambda: m.statistics().execution_count > 0)
+    await until(lambda: m.statistics().execution_count > 0 or task.done())
     try:
         yield task
     finally:
@@ -135,7 +135,7 @@ async def test_a_full_queue_refuses_in_triton_s_words(tmp_path: Path) -> None:
 
 
 async def test_a_request_that_waited_too_long_is_rejected_while_the_instance_is_busy(tmp_path: Path) -> None:
-    with model(tmp_path, CODE, config("default_queue_policy { default_timeout_microseconds: 1000 }")) as m:
+    with model(tmp_path, CODE, config("default_queue_policy { default_timeout_microseconds: 500000 }")) as m:
         async with blocked(tmp_path, m):
             with pytest.raises(OverloadedError, match=r"^Request timeout expired$"):
                 await answer(m, one())
@@ -155,7 +155,7 @@ async def test_a_delayed_request_goes_after_the_others(tmp_path: Path) -> None:
 
 
 async def test_a_request_cannot_lengthen_the_policy_s_timeout(tmp_path: Path) -> None:
-    policy = "default_queue_policy { default_timeout_microseconds: 1000 allow_timeout_override: true }"
+    policy = "default_queue_policy { default_timeout_microseconds: 500000 allow_timeout_override: true }"
     with model(tmp_path, CODE, config(policy)) as m:
         async with blocked(tmp_path, m):
             with pytest.raises(OverloadedError, match="Request timeout expired"):
