@@ -36,6 +36,7 @@ _MAX_VALUE_CHARS = 64
 # Controls (C0, DEL, C1), line and paragraph separators, marks that turn the direction of text, surrogates.
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _MAX_REASON_CHARS = 300
+_MAX_SEARCHED_CHARS = 2000
 _PATH = re.compile(r"(?:\w+:/)?/[^\s/'\"`,;:)\]>]+(?:/[^\s/'\"`,;:)\]>]*)+")
 
 
@@ -63,7 +64,9 @@ def foreign_reason(error: BaseException, folder: str) -> str:
         folder: the model's folder, called so; other paths become "...".
     """
     line = next((line for line in str(error).splitlines() if line.strip()), "").strip() or type(error).__name__
-    return shown(_PATH.sub("...", line.replace(folder, "the model's folder")), _MAX_REASON_CHARS)
+    # Cut first, generously: the search for paths is quadratic, and a client's own words may be in the line.
+    line = line[:_MAX_SEARCHED_CHARS].replace(folder, "the model's folder")
+    return shown(_PATH.sub("...", line), _MAX_REASON_CHARS)
 
 
 class TengserveError(Exception):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tengserve_backend import errors
 from tengserve_backend.errors import foreign_reason, one_line, shown
 
 
@@ -14,7 +15,7 @@ from tengserve_backend.errors import foreign_reason, one_line, shown
         ("\n  \n  third  ", "third"),
         ("", "ValueError"),
         ("cannot read /models/my model/config.json", "cannot read the model's folder/config.json"),
-        ("cannot read /root/.cache/x/y.py, sorry", "cannot read ..., sorry"),
+        ("cannot read /home/me/.cache/x/y.py, sorry", "cannot read ..., sorry"),
         ("see https://example.org/a/b and '/a/b'", "see ... and '...'"),
         ("3 tokens/s or 1/2", "3 tokens/s or 1/2"),
         ("bad \x1b[31m file", "bad \\x1b[31m file"),
@@ -44,3 +45,18 @@ def test_one_line(text: str, expected: str) -> None:
 def test_a_long_value_is_cut_before_it_is_escaped() -> None:
     assert shown("x" * 65) == "x" * 61 + "..."
     assert shown("\n" * 65) == "\\n" * 61 + "..."
+
+
+def test_work_on_a_foreign_reason_is_bounded_whatever_its_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search for paths is quadratic in a text without any, and a client's words may be in the text."""
+    lengths: list[int] = []
+
+    class Recording:
+        def sub(self, replacement: str, text: str) -> str:
+            lengths.append(len(text))
+            return text
+
+    monkeypatch.setattr(errors, "_PATH", Recording())
+    assert foreign_reason(ValueError("x" * 1_000_000), "/models/m") == "x" * 297 + "..."
+    assert lengths
+    assert max(lengths) <= 10_000
