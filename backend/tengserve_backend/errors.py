@@ -63,7 +63,11 @@ def foreign_reason(error: BaseException, folder: str) -> str:
         error: any exception.
         folder: the model's folder, called so; other paths become "...".
     """
-    line = next((line for line in str(error).splitlines() if line.strip()), "").strip() or type(error).__name__
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001  # a foreign exception's own code, called where its failure is being handled
+        text = ""
+    line = next((line for line in text.splitlines() if line.strip()), "").strip() or type(error).__name__
     # Cut first, generously: the search for paths is quadratic, and a client's own words may be in the line.
     line = line[:_MAX_SEARCHED_CHARS].replace(folder, "the model's folder")
     return shown(_PATH.sub("...", line), _MAX_REASON_CHARS)

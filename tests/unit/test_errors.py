@@ -60,3 +60,11 @@ def test_work_on_a_foreign_reason_is_bounded_whatever_its_length(monkeypatch: py
     assert foreign_reason(ValueError("x" * 1_000_000), "/models/m") == "x" * 297 + "..."
     assert lengths
     assert max(lengths) <= 10_000
+
+
+def test_an_error_that_cannot_even_be_shown_is_called_by_its_type() -> None:
+    class Mute(Exception):  # noqa: N818  # the name of a foreign exception
+        def __str__(self) -> str:
+            raise RuntimeError("no text")
+
+    assert foreign_reason(Mute(), "/models/m") == "Mute"

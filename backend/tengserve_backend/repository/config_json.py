@@ -55,7 +55,7 @@ def parse_config_json(text: str, what: str) -> Any:
     """
     try:
         given = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigurationError(f"{what} is no JSON ({error})") from None
     if not isinstance(given, dict):
         raise ConfigurationError(f"{what} must be a JSON object, not {shown(given)}")
@@ -66,7 +66,7 @@ def from_json(given: dict[str, Any], what: str) -> Any:
     """The message of a configuration that is a dict already; see `parse_config_json`."""
     try:
         return json_format.ParseDict(given, new_config())
-    except (json_format.ParseError, TypeError, ValueError) as error:
+    except (json_format.ParseError, TypeError, ValueError, RecursionError) as error:
         line = (str(error).splitlines() or [""])[0][:_FIRST_LINE_CHARS]
         raise ConfigurationError(f"{what} breaks the schema of config.pbtxt: {line}") from None
 

@@ -126,3 +126,9 @@ def test_the_json_can_be_read_back() -> None:
 def test_wrong_json_says_what_is_wrong(text: str, says: str) -> None:
     with pytest.raises(ConfigurationError, match=says):
         parse_config_json(text, "the load's config")
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 5_000])
+def test_nesting_without_end_is_no_configuration(text: str) -> None:
+    with pytest.raises(ConfigurationError, match="is no JSON"):
+        parse_config_json(text, "the configuration")
