@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import logging
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, TypeVar
@@ -98,7 +99,7 @@ class Context:
         )
 
 
-class GenerationEndpoint:
+class GenerationEndpoint(ABC):
     """An ASGI endpoint: everything between a socket and a dialect's parser.
 
     Subclasses name the model and parse the body.
@@ -110,11 +111,13 @@ class GenerationEndpoint:
     def __init__(self, context: Context) -> None:
         self._context = context
 
+    @abstractmethod
     def _engine(self, request: Request) -> Engine:
-        raise NotImplementedError
+        """The engine that the URL means."""
 
+    @abstractmethod
     def _parse(self, request: Request, body: dict[str, object], info: ModelInfo) -> Call:
-        raise NotImplementedError
+        """The body in the dialect of the URL."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request; nothing is raised but cancellation."""
