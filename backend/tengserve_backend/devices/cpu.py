@@ -41,7 +41,8 @@ class CpuDevice:
         """See DeviceBackend.
 
         A prompt token costs 1 to 2 ms on two cores with a small model, so a step with a chunk of a prompt takes two to
-        three times as long as one without; `scripts/bench injection` measures it. Twice as many made it about four times.
+        three times as long as one without; `scripts/bench injection` measures it. Twice as many made it
+        about four times.
         """
         return 64
 
