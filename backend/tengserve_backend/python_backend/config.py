@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tengserve_backend.errors import ConfigurationError, shown
 from tengserve_backend.inference import Datatype, TensorSpec
+from tengserve_backend.python_backend.reshape import Reshape
 
 MAX_INSTANCES = 256
 """Threads of one model."""
@@ -81,6 +82,8 @@ class PythonConfig:
     """See the attributes' names in Triton's ModelConfig.
 
     Attributes:
+        inputs, outputs: as clients see them.
+        input_reshapes, output_reshapes: by name, of those that the model has in another shape.
         ragged: inputs whose shapes may differ within a batch.
         sequence_idle_us: microseconds after which a sequence that sends nothing is forgotten; None without sequences.
         batching: None: each request runs alone.
@@ -90,6 +93,8 @@ class PythonConfig:
     max_batch_size: int
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
+    input_reshapes: Mapping[str, Reshape]
+    output_reshapes: Mapping[str, Reshape]
     decoupled: bool
     instances: tuple[InstanceGroup, ...]
     model_filename: str
@@ -131,6 +136,8 @@ def read_python_config(config: Mapping[str, Any], model_dir: Path) -> PythonConf
         max_batch_size=max_batch_size,
         inputs=tuple(_spec(tensor, max_batch_size) for tensor in config["input"]),
         outputs=tuple(_spec(tensor, max_batch_size, labels[tensor["name"]]) for tensor in outputs),
+        input_reshapes=_reshapes(config["input"], max_batch_size),
+        output_reshapes=_reshapes(outputs, max_batch_size),
         decoupled=config.get("model_transaction_policy", {}).get("decoupled", False),
         instances=instances,
         model_filename=config["default_model_filename"] or "model.py",
@@ -151,6 +158,15 @@ def _spec(tensor: Mapping[str, Any], max_batch_size: int, labels: tuple[str, ...
     return TensorSpec(
         tensor["name"], datatype, (*batch, *tensor["dims"]), optional=tensor.get("optional", False), labels=labels
     )
+
+
+def _reshapes(tensors: Iterable[Mapping[str, Any]], max_batch_size: int) -> dict[str, Reshape]:
+    batch = (-1,) if max_batch_size > 0 else ()
+    return {
+        tensor["name"]: Reshape((*batch, *tensor["dims"]), (*batch, *tensor["reshape"]["shape"]))
+        for tensor in tensors
+        if "reshape" in tensor
+    }
 
 
 def _labels(filename: str, model_dir: Path) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ from tengserve_backend.python_backend.config import PythonConfig
 from tengserve_backend.python_backend.counters import Counters
 from tengserve_backend.python_backend.instance import Instance
 from tengserve_backend.python_backend.request_queue import TIMEOUT_EXPIRED, RequestQueue
+from tengserve_backend.python_backend.reshape import reshaped_inputs
 from tengserve_backend.python_backend.sequences import Sequences
 from tengserve_backend.python_backend.ticket import OrderedAnswers, Ticket
 
@@ -163,9 +164,9 @@ class PythonModel:
             RequestAbortedError: the model was stopped.
             ShuttingDownError: the model takes nothing new.
         """
-        ticket = Ticket(
-            request, check_request(self._name, self._config, request), self._counters, self._ordered, self._ended
-        )
+        batch = check_request(self._name, self._config, request)
+        request = reshaped_inputs(request, self._config.input_reshapes)
+        ticket = Ticket(request, batch, self._counters, self._ordered, self._ended, self._config.output_reshapes)
         timers = self._admit(ticket)
         try:
             while True:

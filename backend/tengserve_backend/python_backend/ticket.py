@@ -6,11 +6,12 @@ import asyncio
 import collections
 import enum
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from tengserve_backend.errors import ModelExecutionError, RequestAbortedError, TengserveError
 from tengserve_backend.inference import InferRequest, InferResponse
 from tengserve_backend.python_backend.counters import Counters, RequestTimes
+from tengserve_backend.python_backend.reshape import Reshape
 
 MAX_UNREAD_RESPONSES = 1024
 MAX_UNREAD_BYTES = 32 * 2**20
@@ -63,6 +64,7 @@ class Ticket:
         counters: where its end is counted.
         ordered: the line that it stands in, if answers keep their order.
         on_end: called once, when it ended, from any thread.
+        reshapes: by name, of outputs that clients get in another shape.
     """
 
     def __init__(
@@ -72,8 +74,10 @@ class Ticket:
         counters: Counters,
         ordered: OrderedAnswers | None,
         on_end: Callable[[Ticket], None],
+        reshapes: Mapping[str, Reshape],
     ) -> None:
         self.request = request
+        self.reshapes = reshapes
         self.batch = batch
         self.times = RequestTimes()
         self.level = 0

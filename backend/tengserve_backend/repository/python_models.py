@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -63,25 +64,46 @@ def check_python_config(config: Any, file: str) -> None:
                 file=file,
             )
     for kind, tensors in (("input", config.input), ("output", config.output)):
-        _check_tensors(kind, tensors, file)
+        _check_tensors(kind, tensors, file, batched=config.max_batch_size > 0)
     model_file(config, file)
 
 
-def _check_tensors(kind: str, tensors: Any, file: str) -> None:
+def _check_tensors(kind: str, tensors: Any, file: str, *, batched: bool) -> None:
     names: set[str] = set()
     for tensor in tensors:
         if not tensor.name or tensor.name in names:
             raise ConfigurationError(f'{kind} "{shown(tensor.name)}" needs a name of its own', file=file)
         names.add(tensor.name)
-        if tensor.HasField("reshape"):
-            raise ConfigurationError(
-                f'{kind} "{shown(tensor.name)}": reshape is not supported: reshape the array in the model', file=file
-            )
-        for dim in tensor.dims:
+        for dim in (*tensor.dims, *tensor.reshape.shape):
             if dim < -1 or dim == 0:
                 raise ConfigurationError(
                     f'{kind} "{shown(tensor.name)}": a dimension must be positive, or -1 for any, not {dim}', file=file
                 )
+        if tensor.HasField("reshape"):
+            _check_reshape(f'{kind} "{shown(tensor.name)}"', tensor, file, batched=batched)
+
+
+def _check_reshape(what: str, tensor: Any, file: str, *, batched: bool) -> None:
+    shape = list(tensor.reshape.shape)
+    if not shape and not batched:
+        raise ConfigurationError(f"{what}: reshape may be empty only where max_batch_size is more than 0", file=file)
+    if _between_open(tensor.dims) != _between_open(shape):
+        raise ConfigurationError(
+            f"{what}: reshape {shape} must have as many elements as dims {list(tensor.dims)}, before, between and "
+            f"after its dimensions of any size",
+            file=file,
+        )
+
+
+def _between_open(dims: Iterable[int]) -> list[int]:
+    """How many elements the fixed dimensions make, between those of any size."""
+    products = [1]
+    for dim in dims:
+        if dim < 0:
+            products.append(1)
+        else:
+            products[-1] *= dim
+    return products
 
 
 def model_file(config: Any, file: str) -> str:

@@ -63,7 +63,14 @@ def test_the_model_file_may_have_another_name(tmp_path: Path) -> None:
         ("input [{ data_type: TYPE_FP32 }]", 'input "" needs a name of its own'),
         ('input [{ name: "A" }, { name: "A" }]', 'input "A" needs a name of its own'),
         ('output [{ name: "A" dims: [0] }]', "a dimension must be positive, or -1 for any, not 0"),
-        ('input [{ name: "A" dims: [1] reshape {} }]', "reshape is not supported"),
+        ('input [{ name: "A" dims: [1] reshape {} }]', "reshape may be empty only where max_batch_size is more than 0"),
+        ('input [{ name: "A" dims: [4] reshape { shape: [2, 0] } }]', "must be positive, or -1 for any, not 0"),
+        (
+            'output [{ name: "A" dims: [4] reshape { shape: [3] } }]',
+            r"reshape \[3\] must have as many elements as dims \[4\]",
+        ),
+        ('input [{ name: "A" dims: [2, -1, 6] reshape { shape: [4, -1, 3] } }]', "before, between and after"),
+        ('input [{ name: "A" dims: [-1] reshape { shape: [-1, -1] } }]', "must have as many elements"),
         ('sequence_batching { control_input [{ name: "START" }] }', "control_input and state are not supported"),
     ],
 )

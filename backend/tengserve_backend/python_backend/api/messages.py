@@ -107,7 +107,11 @@ class InferenceResponse:
         return made
 
     def answer(self, ticket: Ticket, model: str, version: str, *, final: bool) -> None:
-        """Send it; not part of the API."""
+        """Send it; not part of the API.
+
+        Raises:
+            TritonModelException: an output does not have the shape that its `reshape` says.
+        """
         if self._error is not None:
             ticket.fail(ModelExecutionError(self._error.message()[:MAX_MESSAGE_CHARS], code=self._error.code()))
             return
@@ -115,6 +119,14 @@ class InferenceResponse:
             return
         wanted = {output.name for output in ticket.request.outputs}
         outputs = tuple(tensor.to_infer() for tensor in self._output_tensors if not wanted or tensor.name() in wanted)
+        if ticket.reshapes:
+            try:
+                outputs = tuple(
+                    ticket.reshapes[tensor.name].outward(tensor) if tensor.name in ticket.reshapes else tensor
+                    for tensor in outputs
+                )
+            except ValueError as error:
+                raise TritonModelException(str(error)) from None
         ticket.respond(InferResponse(model, version, ticket.request.request_id, outputs, self._parameters, final=final))
 
 
