@@ -34,6 +34,9 @@ BAD = {
     "latin1": '{"inputs":"caf\u00e9"}'.encode("latin-1"),
     "utf16": '{"inputs":"a"}'.encode("utf-16"),
     "utf8 surrogate": '{"inputs":"a\ud800"}'.encode("utf-8", "surrogatepass"),
+    "half a character": b'{"inputs":"a\\ud800","text_input":"a"}',
+    "half a character, the other half": b'{"inputs":"a","input_id":[1],"text_input":"a","stop":"\\uDE00\\uD83D"}',
+    "half a character in a name": b'{"inputs":"a","text_input":"a","\\\\\\ud800":1}',
     "bom": b'\xef\xbb\xbf{"inputs":"a"}',
     "zero bytes": b"\x00" * 100,
     "control": b'{"inputs":"a\x01"}',
@@ -118,7 +121,7 @@ async def test_odd_but_right_bodies() -> None:
     async with client_of(app_with(engine)) as client:
         for content in (
             b'{"inputs":"first","inputs":"last"}',
-            b'{"inputs":"last","n":123456789012345678901234567890,"x":1e400,"y":"\\ud800"}',
+            b'{"inputs":"last","n":123456789012345678901234567890,"x":1e400,"y":"\\ud83d\\ude00 \\\\ud800"}',
             b' \r\n{"inputs" : "l\\u0061st"}\n',
             b'{"inputs":"last","parameters":{"seed":18446744073709551615}}',
         ):

@@ -69,6 +69,12 @@ async def test_a_load_and_an_unload_without_a_body():
         ("models/m/load", {"parameters": {"config": {}}}, 400, "parameter 'config' must be a string, got {}"),
         ("models/m/load", {"parameters": {"file:1/x": "%%"}}, 400, "parameter 'file:1/x' must be base64"),
         ("models/m/load", {"parameters": {"x": "1"}}, 400, "unrecognized config parameter 'x'"),
+        (
+            "models/m/load",
+            b'{"parameters": {"config": "\\ud800"}}',
+            400,
+            "Failed to parse request context to json: a lone",
+        ),
         ("models/missing/load", b"", 404, "failed to load 'missing', failed to poll from model repository"),
         ("models/m/unload", {"parameters": {"unload_dependents": 1}}, 400, "'unload_dependents' must be true or false"),
         ("models/m/load", b" " * 5000, 413, "Request body too large. At most 4096 bytes are allowed."),

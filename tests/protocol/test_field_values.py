@@ -252,7 +252,7 @@ async def test_stop(sender: Sender) -> None:
         assert (await sender.accepted("stop", literal)).stop == stop
     for literal in ('""', '[""]', json.dumps("x" * 257), json.dumps(["a", "x" * 257]), json.dumps(["a"] * 17)):
         await sender.refused("stop", literal)
-    for literal in ("1", "true", "{}", '["a",null]', "[1]", '[["a"]]', '"\\ud800"', '["\\udfff"]'):
+    for literal in ("1", "true", "{}", '["a",null]', "[1]", '[["a"]]'):
         await sender.refused("stop", literal)
     assert "stop[1]" in await sender.refused("stop", '["a",1]')
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Callable
 from typing import Final, NoReturn, TypeVar
 
@@ -23,6 +24,11 @@ MAX_VALUES: Final = MAX_PROMPT_TOKENS + 64 * 1024
 MAX_CONTAINERS: Final = 16 * 1024
 """Values in a body, and arrays and objects among them. The longest array that means anything holds one prompt's tokens.
 Without these limits, 40 MB of `[],[],...` cost a gigabyte of memory and seconds in which no stream moves."""
+
+_ESCAPE: Final = re.compile(
+    rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)", re.DOTALL
+)
+"""An escape in JSON; a pair of surrogates is one, and the group is a surrogate that has no other half."""
 
 _T = TypeVar("_T")
 
@@ -79,11 +85,22 @@ def has_too_many_values(raw: bytes, max_values: int, max_containers: int) -> boo
             return False
 
 
-def load_object(raw: bytes) -> dict[str, object]:
-    """The JSON object in a body: strict JSON in UTF-8, integers exact, the last of equal keys wins.
+def lone_surrogate(raw: bytes) -> int | None:
+    """Where JSON in UTF-8 has an escape of half a character, such as "\\ud800"; None when it has none.
 
-    A number such as 1e400 becomes infinite here and is refused where it is used, under its field's name; so are
-    lone surrogates.
+    No text has one, and neither answers nor logs nor tokenizers can take it, so no string of a client keeps it.
+    """
+    # Nearly no body has such an escape, not even of a whole character.
+    if b"\\ud" not in raw and b"\\uD" not in raw:
+        return None
+    return next((found.start() for found in _ESCAPE.finditer(raw) if found[1]), None)
+
+
+def load_object(raw: bytes) -> dict[str, object]:
+    """The JSON object in a body: strict JSON in UTF-8 without lone surrogates, integers exact, the last of equal keys
+    wins.
+
+    A number such as 1e400 becomes infinite here and is refused where it is used, under its field's name.
 
     Raises:
         InvalidRequestError: it is something else.
@@ -101,6 +118,8 @@ def load_object(raw: bytes) -> dict[str, object]:
     except ValueError:
         # The interpreter's bound on converting digits, which keeps conversion from taking quadratic time.
         raise _no_json("a number has too many digits") from None
+    if (position := lone_surrogate(raw)) is not None:
+        raise _no_json(f"a lone surrogate at byte {position} is no text")
     if not isinstance(value, dict):
         raise InvalidRequestError(f"The body must be a JSON object, got {_JSON_NAMES[type(value)]}.")
     # Without that many brackets there is no such depth, and nearly no body has them.

@@ -14,7 +14,7 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import Receive, Scope
 
-from tengserve_adapter.http.body import INLINE_BYTES, has_too_many_values, read_body
+from tengserve_adapter.http.body import INLINE_BYTES, has_too_many_values, lone_surrogate, read_body
 from tengserve_adapter.http.body_rules import BodyRules, set_body_rules
 from tengserve_adapter.http.encoding import Encoding, decompress, encoding_of
 from tengserve_adapter.http.errors import RETRY_AFTER_S
@@ -191,7 +191,7 @@ def load_json(raw: bytes) -> object:
         try:
             return orjson.loads(raw)
         except orjson.JSONDecodeError:
-            # What is wrong with it, if it is not just a NaN, the standard parser says better.
+            # What is wrong with it, if it is not just a NaN, `parse_json` says better.
             pass
     return parse_json(raw)
 
@@ -204,14 +204,14 @@ def parse_json(raw: bytes, **hooks: Any) -> object:
         hooks: further arguments of json.loads.
 
     Raises:
-        InvalidRequestError: it is no JSON, or has too many values.
+        InvalidRequestError: it is no JSON, has too many values, or a string that is no text.
     """
     if len(raw) > INLINE_BYTES and has_too_many_values(raw, MAX_VALUES, MAX_CONTAINERS):
         raise _no_json(
             f"more than {MAX_VALUES} values or {MAX_CONTAINERS} arrays and objects; send tensors as binary data"
         )
     try:
-        return json.loads(raw.decode("utf-8"), parse_int=_integer, parse_float=_float, **hooks)
+        value: object = json.loads(raw.decode("utf-8"), parse_int=_integer, parse_float=_float, **hooks)
     except UnicodeDecodeError as error:
         raise _no_json(f"byte {error.start} is not UTF-8") from None
     except json.JSONDecodeError as error:
@@ -220,6 +220,9 @@ def parse_json(raw: bytes, **hooks: Any) -> object:
         raise _no_json("nested too deep") from None
     except ValueError:
         raise _no_json("a number has too many digits") from None
+    if (position := lone_surrogate(raw)) is not None:
+        raise _no_json(f"a lone surrogate at byte {position} is no text")
+    return value
 
 
 def _integer(digits: str) -> int:

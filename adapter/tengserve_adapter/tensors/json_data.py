@@ -92,10 +92,7 @@ def _is_bit(item: object) -> bool:
 def _text(name: str, item: object) -> bytes:
     if not isinstance(item, str):
         raise _wrong(name, "string", item)
-    try:
-        return item.encode("utf-8")
-    except UnicodeEncodeError:
-        raise _wrong(name, "valid Unicode text", "a lone surrogate") from None
+    return item.encode("utf-8")
 
 
 def _integers(name: str, datatype: Datatype, flat: list[object]) -> Array:

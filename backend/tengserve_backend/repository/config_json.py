@@ -69,6 +69,9 @@ def from_json(given: dict[str, Any], what: str) -> Any:
     except (json_format.ParseError, TypeError, ValueError, RecursionError) as error:
         line = (str(error).splitlines() or [""])[0][:_FIRST_LINE_CHARS]
         raise ConfigurationError(f"{what} breaks the schema of config.pbtxt: {line}") from None
+    except SystemError:
+        # What protobuf's own parser makes of the name of a field that is no text.
+        raise ConfigurationError(f"{what} breaks the schema of config.pbtxt: a name has half a character") from None
 
 
 def _message(message: Any) -> dict[str, Any]:

@@ -128,6 +128,7 @@ def test_the_json_can_be_read_back() -> None:
         ("[]", "must be a JSON object, not \\[\\]"),
         ('{"max_batchsize": 1}', "breaks the schema of config.pbtxt: .*max_batchsize"),
         ('{"max_batch_size": "x"}', "breaks the schema"),
+        (r'{"\ud800": 1}', "breaks the schema of config.pbtxt: a name has half a character"),
     ],
 )
 def test_wrong_json_says_what_is_wrong(text: str, says: str) -> None:
