@@ -114,24 +114,32 @@ def report(name: str, answers: list[Answer], wall_s: float) -> float:
 def own_server(repository: Path) -> Iterator[str]:
     """A server on a free port, ended afterwards."""
     command = [sys.executable, "-m", "tengserve_adapter", "serve", "--http-port", "0", "--no-grpc"]
-    command += ["--model-repository", str(repository)]
+    with started([*command, "--model-repository", str(repository)], "tengserve is ready") as lines:
+        found = re.search(r"listens on (http://\S+)", "\n".join(lines))
+        if found is None:
+            raise SystemExit("the server did not say where it listens")
+        yield found[1]
+
+
+@contextlib.contextmanager
+def started(command: list[str], ready: str) -> Iterator[list[str]]:
+    """A server's process, from the line with these words to the end of the block; the lines it printed until then."""
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     # Reading below blocks; a server that neither starts nor ends is ended here.
     watchdog = threading.Timer(START_TIMEOUT_S, server.kill)
     watchdog.start()
     try:
         assert server.stdout is not None
-        url = ""
+        lines: list[str] = []
         for line in server.stdout:
-            if found := re.search(r"listens on (http://\S+)", line):
-                url = found[1]
-            if "tengserve is ready" in line:
+            lines.append(line)
+            if ready in line:
                 break
         else:
             raise SystemExit("the server did not become ready")
         watchdog.cancel()
         threading.Thread(target=server.stdout.read, daemon=True).start()
-        yield url
+        yield lines
     finally:
         watchdog.cancel()
         server.send_signal(signal.SIGTERM)
