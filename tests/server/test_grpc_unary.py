@@ -92,6 +92,18 @@ async def test_metadata(server: Grpc) -> None:
     assert (await refusal(server.call("ModelMetadata", name="loading")))[0] is grpc.StatusCode.UNAVAILABLE
 
 
+@pytest.mark.parametrize("version", ["wrong", "-1", "1.0", "\u0661", " 1"])
+async def test_a_version_is_a_number(server: Grpc, version: str) -> None:
+    calls = [
+        server.call(method, name="echo", version=version)
+        for method in ("ModelReady", "ModelMetadata", "ModelConfig", "ModelStatistics")
+    ]
+    for call in [*calls, server.call("ModelInfer", model_name="echo", model_version=version)]:
+        code, message = await refusal(call)
+        assert code is grpc.StatusCode.INVALID_ARGUMENT
+        assert message.startswith(f"failed to get model version from specified version string '{version}'")
+
+
 async def test_configuration_and_statistics(server: Grpc) -> None:
     config = (await server.call("ModelConfig", name="simple")).config
     assert (config.name, config.backend, config.max_batch_size) == ("simple", "python", 8)

@@ -136,6 +136,7 @@ class InferenceService:
         return Incoming(len(data), message.model_name, message.model_version, message.id, work)
 
     def _model(self, name: str, version: str) -> TensorModel:
+        _check_version(version)
         try:
             return self._served.models.tensor_model(name, version or None)
         except ModelNotFoundError as error:
@@ -180,12 +181,14 @@ class InferenceService:
         return json_format.ParseDict(model_metadata(model, versions), self._messages["ModelMetadataResponse"]())
 
     async def _model_config(self, request: Message) -> Message:
+        _check_version(request.version)
         config = self._served.control.config(request.name, request.version)
         response = self._messages["ModelConfigResponse"]()
         json_format.ParseDict(dict(config), response.config)
         return response
 
     async def _model_statistics(self, request: Message) -> Message:
+        _check_version(request.version)
         rows = self._served.control.statistics(request.name, request.version)
         response = self._messages["ModelStatisticsResponse"]()
         for row in rows:
@@ -288,6 +291,16 @@ def _holds(check: Callable[[], None]) -> bool:
     except TengserveError:
         return False
     return True
+
+
+def _check_version(version: str) -> None:
+    """As in a path of HTTP, where nothing but digits is a version."""
+    if version and not (version.isascii() and version.isdigit()):
+        raise InvalidRequestError(
+            f"failed to get model version from specified version string '{shown(version)}', version should be an"
+            " integral value > 0",
+            field="model_version",
+        )
 
 
 def _check_repository(request: Message) -> None:

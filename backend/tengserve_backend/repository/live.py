@@ -242,7 +242,9 @@ class LiveRepository:
         except ConfigurationError as error:
             with self._lock:
                 self._failures[name] = error.message
-            raise ControlError(f"load failed for model '{name}': {error.message}", code=ErrorCode.INVALID_ARG) from None
+            # Clients look for the first half.
+            text = f"failed to load '{name}', failed to poll from model repository: {error.message}"
+            raise ControlError(text, code=ErrorCode.INVALID_ARG) from None
         else:
             with self._lock:
                 self._failures.pop(name, None)

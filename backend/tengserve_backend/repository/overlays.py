@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import re
 import shutil
@@ -39,7 +40,7 @@ class Overlays:
             files: path in the model's folder to content.
 
         Raises:
-            InvalidRequestError: a path leaves the folder, or there are too many files or bytes.
+            InvalidRequestError: a path leaves the folder or is too long, or there are too many files or bytes.
         """
         checked = _checked(files)
         # The folder is readable for this user alone.
@@ -56,6 +57,8 @@ class Overlays:
             self.drop(folder)
             if isinstance(error, FileExistsError | NotADirectoryError | IsADirectoryError):
                 raise InvalidRequestError("a file of the request is a folder of another one", field="files") from None
+            if error.errno == errno.ENAMETOOLONG:
+                raise InvalidRequestError("a path of the request is too long for this system", field="files") from None
             raise
         return folder
 

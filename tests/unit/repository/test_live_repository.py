@@ -170,7 +170,8 @@ def test_a_wrong_configuration_is_kept_as_the_reason(tmp_path, world):
     folder = add(tmp_path, "a")
     here = world()
     (folder / "config.pbtxt").write_text("backened: 'python'")
-    with pytest.raises(ControlError, match=r"load failed for model 'a': a/config.pbtxt:1:1: unknown field"):
+    text = "^failed to load 'a', failed to poll from model repository: a/config.pbtxt:1:1: unknown field"
+    with pytest.raises(ControlError, match=text):
         here.live.load("a")
     assert "unknown field" in here.live.failures()["a"]
     add(tmp_path, "a")
@@ -250,6 +251,12 @@ def test_no_file_leaves_the_private_folder(tmp_path, temporary, world, path):
         here.live.load("a", '{"backend": "python"}', {"1/model.py": b"", path: b"x"})
     assert list(temporary.iterdir()) == []
     assert here.loader.asked == []
+
+
+def test_a_path_that_the_system_takes_for_too_long_is_refused(tmp_path, temporary, world):
+    with pytest.raises(InvalidRequestError, match=r"^a path of the request is too long"):
+        world().live.load("a", "{}", {"/".join(["x" * 255] * 16): b""})
+    assert list(temporary.iterdir()) == []
 
 
 def test_files_that_are_too_many_or_in_each_others_way(temporary, world, monkeypatch):
