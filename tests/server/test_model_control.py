@@ -173,6 +173,8 @@ def test_a_python_model_from_the_load_to_the_unload(client: Client) -> None:
     assert row["inference_stats"]["success"]["count"] == 1
     assert row["inference_stats"]["success"]["ns"] > 0
     assert row["last_inference"] > 1_700_000_000_000
+    (batch,) = row["batch_stats"]
+    assert (batch["batch_size"], batch["compute_infer"]["count"], row["response_stats"]) == (1, 1, {})
     every = client.get_inference_statistics()["model_stats"]
     assert [(row["name"], row["version"]) for row in every] == [("double", "2"), ("double", "1"), ("tiny", "1")]
     client.unload_model("double", unload_dependents=True)

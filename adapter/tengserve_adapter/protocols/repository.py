@@ -121,31 +121,50 @@ def trace_json(settings: Mapping[str, Sequence[str]]) -> dict[str, object]:
 
 def statistics_json(name: str, version: str, statistics: ModelStatistics) -> JsonObject:
     """One ModelStatistics; durations are nanoseconds, last_inference is milliseconds since 1970."""
-    durations = {
-        part: {"count": pair[0], "ns": pair[1]}
-        for part, pair in (
-            ("success", statistics.success),
-            ("fail", statistics.fail),
-            ("queue", statistics.queue),
-            ("compute_input", statistics.compute_input),
-            ("compute_infer", statistics.compute_infer),
-            ("compute_output", statistics.compute_output),
-            # There is no cache of responses.
-            ("cache_hit", (0, 0)),
-            ("cache_miss", (0, 0)),
-        )
-    }
     return {
         "name": name,
         "version": version,
         "last_inference": statistics.last_inference_ms,
         "inference_count": statistics.inference_count,
         "execution_count": statistics.execution_count,
-        "inference_stats": durations,
-        "response_stats": {},
-        "batch_stats": [],
+        "inference_stats": {
+            "success": _duration(statistics.success),
+            "fail": _duration(statistics.fail),
+            "queue": _duration(statistics.queue),
+            "compute_input": _duration(statistics.compute_input),
+            "compute_infer": _duration(statistics.compute_infer),
+            "compute_output": _duration(statistics.compute_output),
+            # There is no cache of responses.
+            "cache_hit": _duration((0, 0)),
+            "cache_miss": _duration((0, 0)),
+        },
+        "response_stats": {
+            str(index): {
+                "compute_infer": _duration(response.compute_infer),
+                "compute_output": _duration(response.compute_output),
+                "success": _duration(response.success),
+                "fail": _duration(response.fail),
+                "empty_response": _duration(response.empty_response),
+                "cancel": _duration(response.cancel),
+            }
+            for index, response in enumerate(statistics.responses)
+        },
+        "batch_stats": [
+            {
+                "batch_size": batch.batch_size,
+                "compute_input": _duration((batch.count, batch.compute_input_ns)),
+                "compute_infer": _duration((batch.count, batch.compute_infer_ns)),
+                "compute_output": _duration((batch.count, batch.compute_output_ns)),
+            }
+            for batch in statistics.batches
+        ],
+        # Of memory that a backend tells of; none here does.
         "memory_usage": [],
     }
+
+
+def _duration(pair: tuple[int, int]) -> dict[str, int]:
+    return {"count": pair[0], "ns": pair[1]}
 
 
 def tensors_config(specs: Sequence[TensorSpec], *, inputs: bool) -> list[dict[str, object]]:

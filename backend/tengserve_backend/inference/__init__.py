@@ -2,8 +2,10 @@
 
 from tengserve_backend.inference.datatypes import Datatype
 from tengserve_backend.inference.model import (
+    BatchStatistics,
     Configured,
     ModelStatistics,
+    ResponseStatistics,
     Servable,
     TensorModel,
     TensorSpec,
@@ -18,6 +20,7 @@ from tengserve_backend.inference.request import (
 )
 
 __all__ = [
+    "BatchStatistics",
     "Configured",
     "Datatype",
     "InferRequest",
@@ -26,6 +29,7 @@ __all__ = [
     "ModelStatistics",
     "ParameterValue",
     "RequestedOutput",
+    "ResponseStatistics",
     "SequenceFlags",
     "Servable",
     "TensorModel",

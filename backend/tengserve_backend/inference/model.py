@@ -29,6 +29,42 @@ class TensorSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class BatchStatistics:
+    """Calls of a model with one batch size; durations in nanoseconds, of all of them together.
+
+    Attributes:
+        batch_size: what the requests of a call sum up to.
+        count: calls that came back.
+        compute_input_ns, compute_infer_ns, compute_output_ns: before, in and after the model's own code.
+    """
+
+    batch_size: int
+    count: int = 0
+    compute_input_ns: int = 0
+    compute_infer_ns: int = 0
+    compute_output_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseStatistics:
+    """The first responses of all requests to a decoupled model, or the second ones, and so on.
+
+    Attributes:
+        compute_infer, compute_output: (count, nanoseconds) of making a response, since the one before it, and of handing
+            it over.
+        success, fail, empty_response, cancel: (count, nanoseconds) of responses with outputs, with an error, of those that
+            only say that they are the last, and of those that nobody waited for any more.
+    """
+
+    compute_infer: tuple[int, int] = (0, 0)
+    compute_output: tuple[int, int] = (0, 0)
+    success: tuple[int, int] = (0, 0)
+    fail: tuple[int, int] = (0, 0)
+    empty_response: tuple[int, int] = (0, 0)
+    cancel: tuple[int, int] = (0, 0)
+
+
+@dataclass(frozen=True, slots=True)
 class ModelStatistics:
     """Triton's statistics of one model version, durations in nanoseconds; counted since it was loaded.
 
@@ -37,6 +73,8 @@ class ModelStatistics:
         execution_count: calls of the model.
         last_inference_ms: wall clock milliseconds of the last request, 0 before the first.
         success, fail, queue, compute_input, compute_infer, compute_output, cancel: (count, nanoseconds) each.
+        batches: by batch size, ascending; empty where requests are not batched by their shape.
+        responses: of a decoupled python model, by the response's place in its request.
     """
 
     inference_count: int = 0
@@ -49,6 +87,8 @@ class ModelStatistics:
     compute_infer: tuple[int, int] = (0, 0)
     compute_output: tuple[int, int] = (0, 0)
     cancel: tuple[int, int] = (0, 0)
+    batches: tuple[BatchStatistics, ...] = ()
+    responses: tuple[ResponseStatistics, ...] = ()
 
 
 class Servable(Protocol):

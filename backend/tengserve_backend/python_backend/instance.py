@@ -215,8 +215,9 @@ class Instance:
                     self._overlap(returned, live, senders)
                     return
                 returned = self._submit(returned).result()
-            _stamp(live)
+            self._came_back(live)
             self._answer(requests, senders, live, returned)
+            setup.counters.answered(_batch_size(live), live[0].times)
         except BaseException as error:  # noqa: BLE001 - whatever a user's model raises ends its requests, not the server
             self._fail(live, senders, error)
 
@@ -237,6 +238,8 @@ class Instance:
                 error = _returned_in_decoupled_mode(self.name)
             if error is not None:
                 self._fail(tickets, senders, error)
+            else:
+                self._came_back(tickets)
 
         setup_model = self._setup.model
         self._submit(coroutine).add_done_callback(done)
@@ -282,7 +285,7 @@ class Instance:
             response.answer(ticket, setup.model, setup.version, final=True)
 
     def _fail(self, tickets: list[Ticket], senders: list[InferenceResponseSender], error: BaseException) -> None:
-        _stamp(tickets)
+        self._came_back(tickets)
         for sender in senders:
             sender.close()
         if isinstance(error, _ApiError):
@@ -295,6 +298,15 @@ class Instance:
         _log.error("%s", message, exc_info=None if isinstance(error, _ApiError) else error)
         for ticket in tickets:
             ticket.fail(ModelExecutionError(message))
+
+    def _came_back(self, tickets: list[Ticket]) -> None:
+        """Count the end of a call, once."""
+        if tickets[0].times.returned:
+            return
+        now = time.monotonic_ns()
+        for ticket in tickets:
+            ticket.times.returned = now
+        self._setup.counters.came_back(_batch_size(tickets), tickets[0].times)
 
     def _submit(self, coroutine: Any) -> Future[Any]:
         """Run a coroutine on the instance's event loop, which starts with the first."""
@@ -325,10 +337,8 @@ def _returned_in_decoupled_mode(instance: str) -> _ApiError:
     )
 
 
-def _stamp(tickets: list[Ticket]) -> None:
-    now = time.monotonic_ns()
-    for ticket in tickets:
-        ticket.times.returned = now
+def _batch_size(tickets: list[Ticket]) -> int:
+    return sum(ticket.batch for ticket in tickets)
 
 
 def _serve_loop(loop: asyncio.AbstractEventLoop) -> None:

@@ -51,7 +51,7 @@ def load_python_model(source: ModelSource, progress: Progress, peers: Peers | No
     try:
         full_config = _auto_completed(source, full_config, module, progress)
         config = read_python_config(full_config, source.version_dir.parent)
-        queue, counters = RequestQueue(config), Counters()
+        queue, counters = RequestQueue(config), Counters(per_response=config.decoupled)
         setup = InstanceSetup(
             model=source.name,
             version=source.version,
@@ -127,7 +127,7 @@ def _auto_completed(
         outputs=(),
         module=module,
         queue=RequestQueue(read_python_config(_bare(config), source.version_dir.parent)),
-        counters=Counters(),
+        counters=Counters(per_response=False),
     )
     completed: Future[dict[str, Any]] = Future()
     # A thread of its own, as what the import leaves on a thread belongs to this model alone.

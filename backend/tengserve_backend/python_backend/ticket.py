@@ -6,11 +6,12 @@ import asyncio
 import collections
 import enum
 import threading
+import time
 from collections.abc import Callable, Mapping
 
 from tengserve_backend.errors import ModelExecutionError, RequestAbortedError, TengserveError
 from tengserve_backend.inference import InferRequest, InferResponse
-from tengserve_backend.python_backend.counters import Counters, RequestTimes
+from tengserve_backend.python_backend.counters import Counters, RequestTimes, ResponseEnd
 from tengserve_backend.python_backend.reshape import Reshape
 
 MAX_UNREAD_RESPONSES = 1024
@@ -95,6 +96,7 @@ class Ticket:
         self._waiter: asyncio.Future[None] | None = None
         self._cancelled = False
         self._ended = False
+        self._responses = 0
 
     @property
     def cancelled(self) -> bool:
@@ -127,17 +129,23 @@ class Ticket:
         """
         if self._ended:
             return
+        sent = time.monotonic_ns()
         if response.final:
+            empty = not response.outputs and not response.parameters
+            self._count_response(ResponseEnd.EMPTY if empty else ResponseEnd.SUCCEEDED, sent)
             self._end(response, End.CANCELLED if self._cancelled else End.SUCCEEDED)
             return
         if not self._wait_for_room():
             self.cancel()
             self.fail(RequestAbortedError("The client reads its responses too slowly."))
             return
+        self._count_response(ResponseEnd.SUCCEEDED, sent)
         self.hand_over(response)
 
     def fail(self, error: TengserveError, *, at_once: bool = False) -> None:
         """End the request with an error; `at_once` also before requests whose answers go first."""
+        if not self._ended:
+            self._count_response(ResponseEnd.FAILED, time.monotonic_ns())
         self._end(error, End.CANCELLED if self._cancelled else End.FAILED, at_once=at_once)
 
     def cancel(self) -> None:
@@ -176,6 +184,14 @@ class Ticket:
                 self.loop.call_soon_threadsafe(_wake, waiter)
             except RuntimeError:
                 return  # The caller's loop is closed: nobody is left to read.
+
+    def _count_response(self, end: ResponseEnd, sent: int) -> None:
+        # A request that the model never had has no responses.
+        if self._counters.per_response and self.times.called:
+            self._counters.responded(
+                self._responses, ResponseEnd.CANCELLED if self._cancelled else end, self.times, sent
+            )
+            self._responses += 1
 
     def _wait_for_room(self) -> bool:
         def has_room() -> bool:
