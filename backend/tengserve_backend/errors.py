@@ -19,6 +19,7 @@ TengserveError
 │   ├── CodedError                carries Triton's code
 │   │   ├── ModelExecutionError       a user's model.py failed, or answered with an error
 │   │   └── ControlError              what was asked of the model repository is refused, or failed
+│   ├── OperatorError             a device's operator would have been called against its rules
 │   └── EngineFailedError         the engine's loop or device is gone
 └── ConfigurationError        the operator's mistake; carries file, line and column
 ```
@@ -56,12 +57,12 @@ def shown(value: object, limit: int = _MAX_VALUE_CHARS) -> str:
     return one_line(text)
 
 
-def foreign_reason(error: BaseException, folder: str) -> str:
+def foreign_reason(error: BaseException, folder: str = "") -> str:
     """What a library complains of, as a client may see it: the first line, bounded, without any path.
 
     Args:
         error: any exception.
-        folder: the model's folder, called so; other paths become "...".
+        folder: the model's folder if there is one, called so; other paths become "...".
     """
     try:
         text = str(error)
@@ -69,7 +70,9 @@ def foreign_reason(error: BaseException, folder: str) -> str:
         text = ""
     line = next((line for line in text.splitlines() if line.strip()), "").strip() or type(error).__name__
     # Cut first, generously: the search for paths is quadratic, and a client's own words may be in the line.
-    line = line[:_MAX_SEARCHED_CHARS].replace(folder, "the model's folder")
+    line = line[:_MAX_SEARCHED_CHARS]
+    if folder:
+        line = line.replace(folder, "the model's folder")
     return shown(_PATH.sub("...", line), _MAX_REASON_CHARS)
 
 
@@ -188,6 +191,10 @@ class ModelExecutionError(CodedError):
 
 class ControlError(CodedError):
     """A load, an unload or a setting that is refused, or failed."""
+
+
+class OperatorError(ServerError):
+    """A device's operator would have been called against its documented rules, and was not."""
 
 
 class EngineFailedError(ServerError):
