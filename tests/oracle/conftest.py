@@ -48,14 +48,9 @@ class Oracle:
         if self.name in PACKED:
             self.served.set_attn_implementation("sdpa" if self.served._supports_sdpa else "eager")
         device = CpuDevice()
-        attention = device.attention_tier()
-        choice = choose_forward(
-            self.served, attention, vocab_size=VOCAB_SIZE, device=device.torch_device, dtype=torch.float32
-        )
+        choice = choose_forward(self.served, device, vocab_size=VOCAB_SIZE, dtype=torch.float32)
         assert choice.packed == (self.name in PACKED), choice.reason
-        forward = build_forward(
-            choice, self.served, attention, total_blocks=blocks, device=device.torch_device, dtype=torch.float32
-        )
+        forward = build_forward(choice, self.served, total_blocks=blocks, device=device, dtype=torch.float32)
         engine = assemble(
             forward=forward,
             info=ModelInfo(

@@ -12,10 +12,10 @@ import torch
 from support.architectures import VOCAB_SIZE, build_model
 from tengserve_backend.devices.cpu import CpuDevice
 from tengserve_backend.execution.choose import build_forward, choose_forward
+from tengserve_backend.execution.forward import compute
 from tengserve_backend.scheduling.step import ScheduledSequence, Step
 
 BOUND = 0.05
-CPU = torch.device("cpu")
 
 
 def steps(prompts: list[list[int]], block_size: int) -> list[Step]:
@@ -51,14 +51,14 @@ def test_logits_are_within_the_bound(name):
         return torch.stack([model(input_ids=torch.tensor([ids])).logits[0, -1].float() for ids in prompts])
 
     in_float32, in_bfloat16 = alone(exact), alone(half)
-    attention = CpuDevice().attention_tier()
-    choice = choose_forward(half, attention, vocab_size=VOCAB_SIZE, device=CPU, dtype=torch.bfloat16)
+    device = CpuDevice()
+    choice = choose_forward(half, device, vocab_size=VOCAB_SIZE, dtype=torch.bfloat16)
     assert choice.packed, choice.reason
-    forward = build_forward(choice, half, attention, total_blocks=64, device=CPU, dtype=torch.bfloat16)
+    forward = build_forward(choice, half, total_blocks=64, device=device, dtype=torch.bfloat16)
     got: dict[int, torch.Tensor] = {}
     for step in steps(prompts, choice.block_size):
         sampled = [part.seq_id for part in step.sequences if part.samples]
-        got.update(zip(sampled, forward.run(step).last.float(), strict=True))
+        got.update(zip(sampled, compute(forward, step, device.upload).last.float(), strict=True))
     packed = torch.stack([got[index] for index in range(len(prompts))])
     largest = in_float32.abs().max()
     assert (packed - in_bfloat16).abs().max() / largest < BOUND

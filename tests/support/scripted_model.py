@@ -130,7 +130,7 @@ def scripted_engine(
                 device=device.torch_device,
             ),
             attention=attention,
-            device=device.torch_device,
+            logit_width=vocab_size,
             chunks={},
         ),
         info=ModelInfo(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Protocol
 
 import torch
 
-from tengserve_backend.execution.attention.tier import AttentionTier
+from tengserve_backend.execution.attention.tier import AttentionNeeds, AttentionTier
 
 
 class DeviceBackend(Protocol):
@@ -38,8 +39,34 @@ class DeviceBackend(Protocol):
         """Tokens of a step when the operator set nothing: what keeps the gap between two tokens short."""
         ...
 
-    def attention_tier(self) -> AttentionTier:
-        """How attention is computed here."""
+    def check_dtype(self, dtype: torch.dtype) -> None:
+        """Refuse a dtype that the operator asked for and that this device cannot compute in.
+
+        Raises:
+            ConfigurationError: it cannot.
+        """
+        ...
+
+    def attention_tiers(self, needs: Collection[AttentionNeeds], dtype: torch.dtype) -> Sequence[AttentionTier]:
+        """Ways to compute attention here that can serve every kind of a model's layers.
+
+        The preferred one comes first, the portable one last. Why another one is not offered goes to the log.
+        """
+        ...
+
+    def fuse(self, model: Any) -> Sequence[str]:
+        """Replace parts of a loaded model by this device's fused operators; names of what was replaced."""
+        ...
+
+    def measure_peak(self, run: Callable[[], None]) -> int:
+        """Bytes of device memory that a call needs while it runs, beyond what it leaves behind.
+
+        0 where memory is not the device's own; then nothing has to run.
+        """
+        ...
+
+    def upload(self, host: torch.Tensor) -> torch.Tensor:
+        """Copy to the device. The host's memory may be written again as soon as this returns."""
         ...
 
     def bind_thread(self) -> None:
@@ -48,6 +75,10 @@ class DeviceBackend(Protocol):
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         """Whether the device ran out of memory, so that a smaller batch may succeed."""
+        ...
+
+    def is_fault(self, error: BaseException) -> bool:
+        """Whether the device is lost: nothing that this process tries on it can succeed any more."""
         ...
 
     def release_memory(self) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 import torch
 
 from tengserve_backend.execution.attention.portable import PortableAttention
-from tengserve_backend.execution.attention.tier import AttentionTier
+from tengserve_backend.execution.attention.tier import AttentionNeeds, AttentionTier
 
 _CGROUP = Path("/sys/fs/cgroup")
 _CACHE_SHARE = 0.25
@@ -46,18 +48,37 @@ class CpuDevice:
         """
         return 64
 
-    def attention_tier(self) -> AttentionTier:
+    def check_dtype(self, dtype: torch.dtype) -> None:
+        """Any: torch computes in all of them here."""
+
+    def attention_tiers(self, needs: Collection[AttentionNeeds], dtype: torch.dtype) -> Sequence[AttentionTier]:
         """See DeviceBackend."""
-        return PortableAttention()
+        return [PortableAttention()]
+
+    def fuse(self, model: Any) -> Sequence[str]:
+        """Nothing to fuse."""
+        return []
+
+    def measure_peak(self, run: Callable[[], None]) -> int:
+        """Not asked: activations come out of the share that the cache leaves."""
+        return 0
 
     def bind_thread(self) -> None:
         """Nothing to bind."""
+
+    def upload(self, host: torch.Tensor) -> torch.Tensor:
+        """It is there."""
+        return host
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         """See DeviceBackend. torch's CPU allocator raises a plain RuntimeError."""
         return isinstance(error, MemoryError) or (
             isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
         )
+
+    def is_fault(self, error: BaseException) -> bool:
+        """A CPU that is lost takes the process along."""
+        return False
 
     def release_memory(self) -> None:
         """Give the C library's free pages back to the system: tens of megabytes, in a millisecond or two."""

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
 import torch
 
+from tengserve_backend.errors import ConfigurationError
 from tengserve_backend.execution.attention.portable import PortableAttention
-from tengserve_backend.execution.attention.tier import AttentionTier
+from tengserve_backend.execution.attention.tier import AttentionNeeds, AttentionTier
 
 _CACHE_SHARE = 0.8
 
@@ -39,9 +43,31 @@ class CudaDevice:
         """See DeviceBackend."""
         return 2048
 
-    def attention_tier(self) -> AttentionTier:
+    def check_dtype(self, dtype: torch.dtype) -> None:
         """See DeviceBackend."""
-        return PortableAttention()
+        if dtype is torch.bfloat16 and not torch.cuda.is_bf16_supported():
+            raise ConfigurationError(f"dtype is bfloat16, which {self.name} does not compute in; use float16")
+
+    def attention_tiers(self, needs: Collection[AttentionNeeds], dtype: torch.dtype) -> Sequence[AttentionTier]:
+        """See DeviceBackend."""
+        return [PortableAttention()]
+
+    def fuse(self, model: Any) -> Sequence[str]:
+        """Nothing to fuse."""
+        return []
+
+    def measure_peak(self, run: Callable[[], None]) -> int:
+        """See DeviceBackend."""
+        torch.cuda.reset_peak_memory_stats(self.torch_device)
+        run()
+        torch.cuda.synchronize(self.torch_device)
+        peak = torch.cuda.max_memory_allocated(self.torch_device) - torch.cuda.memory_allocated(self.torch_device)
+        torch.cuda.empty_cache()
+        return peak
+
+    def upload(self, host: torch.Tensor) -> torch.Tensor:
+        """See DeviceBackend. From pageable memory, so it returns when the copy is done."""
+        return host.to(self.torch_device)
 
     def bind_thread(self) -> None:
         """Make it this thread's current device."""
@@ -50,6 +76,10 @@ class CudaDevice:
     def is_out_of_memory(self, error: BaseException) -> bool:
         """See DeviceBackend."""
         return isinstance(error, torch.OutOfMemoryError)
+
+    def is_fault(self, error: BaseException) -> bool:
+        """See DeviceBackend. After such an error every call of the process's CUDA context fails."""
+        return isinstance(error, torch.AcceleratorError) and not self.is_out_of_memory(error)
 
     def release_memory(self) -> None:
         """Empty torch's cache."""

@@ -61,7 +61,7 @@ def assemble(
         max_requests=capacity.steps.max_running + capacity.max_waiting_requests,
         max_waiting_tokens=capacity.max_waiting_tokens,
     )
-    runner = Runner(forward=forward, eos_ids=sorted(defaults.eos_ids))
+    runner = Runner(forward=forward, device=device, eos_ids=sorted(defaults.eos_ids))
     return NativeEngine(
         info=info,
         defaults=defaults,

@@ -15,6 +15,7 @@ from tengserve_backend.engine.base import ModelInfo
 from tengserve_backend.engine.native import ModelDefaults, NativeEngine
 from tengserve_backend.errors import ConfigurationError
 from tengserve_backend.execution.choose import ForwardChoice, build_forward, choose_forward
+from tengserve_backend.execution.forward import compute
 from tengserve_backend.execution.loader import (
     DTYPES,
     eos_token_ids,
@@ -27,6 +28,7 @@ from tengserve_backend.generation import ModelLimits
 from tengserve_backend.repository.settings import ModelSettings
 from tengserve_backend.repository.source import ModelSource, Progress
 from tengserve_backend.scheduling.scheduler import SchedulerLimits
+from tengserve_backend.scheduling.step import ScheduledSequence, Step
 from tengserve_backend.text.tokenizer import load_tokenizer
 
 _log = logging.getLogger(__name__)
@@ -60,15 +62,18 @@ def load_engine(source: ModelSource, weights_dir: Path, progress: Progress) -> N
         trust_remote_code=settings.trust_remote_code,
     )
     progress("checking the forward", 0.0)
-    attention = device.attention_tier()
     vocab_size = vocabulary_size(model, text_config)
-    choice = choose_forward(model, attention, vocab_size=vocab_size, device=device.torch_device, dtype=dtype)
+    if fused := device.fuse(model):
+        _log.info("model %s uses fused operators: %s", source.name, ", ".join(fused))
+    choice = choose_forward(model, device, vocab_size=vocab_size, dtype=dtype)
     limits = _limits(settings, text_config)
-    total_blocks = _total_blocks(settings, limits, choice, device)
-    forward = build_forward(
-        choice, model, attention, total_blocks=total_blocks, device=device.torch_device, dtype=dtype
-    )
     batched_tokens = settings.max_batched_tokens or max(device.default_batched_tokens(), settings.max_batch_size)
+    steps = SchedulerLimits(
+        max_batched_tokens=batched_tokens, max_running=settings.max_batch_size, max_chunk_tokens=batched_tokens
+    )
+    peak = _activation_peak(choice, model, device, dtype=dtype, steps=steps, longest=_longest(limits))
+    total_blocks = _total_blocks(settings, limits, choice, device, reserved=peak)
+    forward = build_forward(choice, model, total_blocks=total_blocks, device=device, dtype=dtype)
     info = ModelInfo(
         name=source.name,
         version=source.version,
@@ -104,11 +109,7 @@ def load_engine(source: ModelSource, weights_dir: Path, progress: Progress) -> N
         tokenizer=tokenizer,
         device=device,
         capacity=Capacity(
-            steps=SchedulerLimits(
-                max_batched_tokens=batched_tokens,
-                max_running=settings.max_batch_size,
-                max_chunk_tokens=batched_tokens,
-            ),
+            steps=steps,
             total_blocks=total_blocks,
             max_waiting_requests=settings.max_waiting_requests,
             max_waiting_tokens=settings.max_waiting_tokens,
@@ -119,7 +120,9 @@ def load_engine(source: ModelSource, weights_dir: Path, progress: Progress) -> N
 
 def _dtype(settings: ModelSettings, config: Any, device: DeviceBackend) -> torch.dtype:
     if settings.dtype != "auto":
-        return DTYPES[settings.dtype]
+        dtype = DTYPES[settings.dtype]
+        device.check_dtype(dtype)
+        return dtype
     stored = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
     return device.default_dtype(stored)
 
@@ -140,21 +143,66 @@ def _top_k(generation_config: Any) -> int:
     return _DEFAULT_TOP_K if top_k is None else int(top_k)
 
 
-def _total_blocks(settings: ModelSettings, limits: ModelLimits, choice: ForwardChoice, device: DeviceBackend) -> int:
-    """Blocks of the KV cache: what memory allows, and no more than full batches of full sequences could use."""
+def _longest(limits: ModelLimits) -> int:
+    """Tokens of the longest sequence; the last one is never computed, so it may be one beyond the positions."""
+    if limits.max_position_embeddings is None:
+        return limits.max_seq_len
+    return min(limits.max_seq_len, limits.max_position_embeddings + 1)
+
+
+def _activation_peak(
+    choice: ForwardChoice,
+    model: Any,
+    device: DeviceBackend,
+    *,
+    dtype: torch.dtype,
+    steps: SchedulerLimits,
+    longest: int,
+) -> int:
+    """Bytes of device memory that the largest step needs besides weights and cache: one such step is run.
+
+    Args:
+        steps: what a step may hold.
+        longest: tokens that a sequence may have.
+    """
+    sequences = min(steps.max_running, steps.max_batched_tokens)
+    length = min(longest - 1, -(-steps.max_batched_tokens // sequences))
+    blocks = -(-length // choice.block_size)
+    parts = tuple(
+        ScheduledSequence(
+            -1 - index, 0, (0,) * length, tuple(range(index * blocks, (index + 1) * blocks)), samples=True
+        )
+        for index in range(sequences)
+    )
+
+    def largest_step() -> None:
+        forward = build_forward(choice, model, total_blocks=sequences * blocks, device=device, dtype=dtype)
+        with torch.inference_mode():
+            compute(forward, Step(-1, parts), device.upload)
+        for part in parts:
+            forward.release(part.seq_id)
+
+    return device.measure_peak(largest_step)
+
+
+def _total_blocks(
+    settings: ModelSettings, limits: ModelLimits, choice: ForwardChoice, device: DeviceBackend, *, reserved: int
+) -> int:
+    """Blocks of the KV cache: what memory allows, and no more than full batches of full sequences could use.
+
+    Args:
+        reserved: bytes that activations will need.
+    """
     block_size = choice.block_size
     block_bytes = block_size * choice.bytes_per_token
     budget = settings.kv_cache_memory
     if budget.bytes is not None:
         memory = budget.bytes
     elif budget.fraction is not None:
-        memory = int(device.available_memory() * budget.fraction)
+        memory = int(max(0, device.available_memory() - reserved) * budget.fraction)
     else:
-        memory = device.default_cache_memory()
-    longest = limits.max_seq_len
-    if limits.max_position_embeddings is not None:
-        longest = min(longest, limits.max_position_embeddings + 1)
-    full_sequence = -(-longest // block_size)
+        memory = max(0, device.default_cache_memory() - reserved)
+    full_sequence = -(-_longest(limits) // block_size)
     total = min(memory // block_bytes, settings.max_batch_size * full_sequence)
     if total < 1:
         raise ConfigurationError(

@@ -3,6 +3,7 @@
 - Out of memory: the lower half of the step's sequences gives its blocks back and waits; the rest is tried once more.
 - Anything else that the model raises: each part of the step runs alone, so only what fails alone is lost. Running a
   part again is harmless (see ModelForward).
+- A lost device ends the engine at once: nothing else would succeed, and some calls would never return.
 - When a part has failed, a probe that has nothing to do with any request tells a bad request from a broken engine.
 """
 
@@ -70,23 +71,27 @@ def run_step(step: Step, *, runner: StepRunner, scheduler: Scheduler, device: De
     """Run a step that the scheduler has just made.
 
     Raises:
-        Exception: whatever the probe raises: the engine is broken.
+        Exception: whatever the probe raises, or what says that the device is lost: the engine is broken.
     """
     try:
         return _outcome(step, runner.run(step))
-    except Exception as error:  # noqa: BLE001  # foreign model code; what it raises decides how to go on
+    except Exception as error:  # foreign model code; what it raises decides how to go on
+        if device.is_fault(error):
+            raise
         if not device.is_out_of_memory(error):
             _log.error("a step of %d sequences failed; they run one by one", len(step.sequences), exc_info=error)
-            return _run_apart(step, runner)
+            return _run_apart(step, runner, device)
         _log.warning("out of memory in a step of %d sequences and %d tokens", len(step.sequences), step.total_tokens)
     device.release_memory()
     smaller = scheduler.shed(step)
     try:
         return _outcome(smaller, runner.run(smaller))
-    except Exception as error:  # noqa: BLE001  # as above
+    except Exception as error:  # as above
+        if device.is_fault(error):
+            raise
         _log.error("a smaller step failed too; its sequences run one by one", exc_info=error)
         device.release_memory()
-        return _run_apart(smaller, runner)
+        return _run_apart(smaller, runner, device)
 
 
 def _outcome(step: Step, tokens: Mapping[int, NextToken | None]) -> StepOutcome:
@@ -99,13 +104,15 @@ def _outcome(step: Step, tokens: Mapping[int, NextToken | None]) -> StepOutcome:
     return StepOutcome(step.without(failures.keys()), chosen, failures)
 
 
-def _run_apart(step: Step, runner: StepRunner) -> StepOutcome:
+def _run_apart(step: Step, runner: StepRunner, device: DeviceBackend) -> StepOutcome:
     tokens: dict[int, NextToken] = {}
     failures: dict[int, TengserveError] = {}
     for alone in step.apart():
         try:
             outcome = _outcome(alone, runner.run(alone))
-        except Exception as error:  # noqa: BLE001  # as above
+        except Exception as error:  # as above
+            if device.is_fault(error):
+                raise
             (part,) = alone.sequences
             _log.error("a request failed in the model", exc_info=error)
             failures[part.seq_id] = GenerationFailedError("The model failed while it ran this request.")

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from tengserve_backend.devices.base import DeviceBackend
 from tengserve_backend.errors import ConfigurationError
+from tengserve_backend.execution.attention.check import find_attention_fault
+from tengserve_backend.execution.attention.observe import ObservedAttention
+from tengserve_backend.execution.attention.portable import PortableAttention
 from tengserve_backend.execution.attention.registry import IMPLEMENTATION
-from tengserve_backend.execution.attention.tier import AttentionTier
+from tengserve_backend.execution.attention.tier import AttentionNeeds, AttentionTier
 from tengserve_backend.execution.forward import ModelForward
 from tengserve_backend.execution.kv_tensors import LayerShape, PagedKVCache
 from tengserve_backend.execution.packed import PackedForward, chunked_layers
@@ -30,74 +34,85 @@ class ForwardChoice:
     """How a model runs.
 
     Attributes:
-        packed: whether packed over pages.
-        reason: why not, "" when packed.
+        attention: how it attends when it runs packed over pages; None when it runs one sequence at a time.
+        reason: why it is not packed, "" when it is.
         bytes_per_token: cache memory that one token takes, in all layers.
         block_size: tokens a block.
+        logit_width: scores that the model gives a token.
         shapes: what each attention layer keeps for a token; none when not packed.
     """
 
-    packed: bool
+    attention: AttentionTier | None
     reason: str
     bytes_per_token: int
     block_size: int
+    logit_width: int
     shapes: Mapping[int, LayerShape] = field(default_factory=dict)
+
+    @property
+    def packed(self) -> bool:
+        """Whether sequences run packed over pages."""
+        return self.attention is not None
 
 
 def choose_forward(
-    model: Any, attention: AttentionTier, *, vocab_size: int, device: torch.device, dtype: torch.dtype
+    model: Any, device: DeviceBackend, *, vocab_size: int, dtype: torch.dtype, portable: bool = False
 ) -> ForwardChoice:
     """Try the packed forward on a tiny input, then the per-sequence one.
 
+    The portable attention tier goes first: it shows what the model asks of attention, and so which of the device's
+    other tiers can serve it. Of these the first is taken that passes the same tests, with a warning for those before.
     Afterwards the model's attention implementation is the one that the choice needs.
 
+    Args:
+        model: in evaluation mode, on the device.
+        device: where it is.
+        vocab_size: token ids that it takes.
+        dtype: that it computes in.
+        portable: take no other attention tier.
+
     Raises:
-        ConfigurationError: neither gives the model's own answer.
+        ConfigurationError: neither forward gives the model's own answer.
     """
     native = model.config._attn_implementation
-    expected = expected_logits(model, vocab_size, device)
+    expected = expected_logits(model, vocab_size, device.torch_device)
     reason = static_reason(model)
     if not reason:
         model.set_attn_implementation(IMPLEMENTATION)
-        cache = PagedKVCache(
-            total_blocks=check_blocks(attention.block_size),
-            block_size=attention.block_size,
-            dtype=dtype,
-            device=device,
-        )
-        forward = _packed(model, cache, attention, device)
-        reason = find_fault(forward, expected, vocab_size=vocab_size, dtype=dtype) or _missing_layers(model, cache)
-        if not reason:
-            shapes = cache.shapes
-            bytes_per_token = sum(shape.bytes_per_token(dtype) for shape in shapes.values())
-            return ForwardChoice(True, "", bytes_per_token, attention.block_size, shapes)
+        attention = ObservedAttention(PortableAttention())
+        choice = _try_packed(model, attention, device, expected, vocab_size=vocab_size, dtype=dtype)
+        if isinstance(choice, ForwardChoice):
+            for tier in device.attention_tiers(attention.needs(), dtype):
+                if portable and not isinstance(tier, PortableAttention):
+                    continue
+                best = _try_tier(model, tier, attention.needs(), device, expected, vocab_size=vocab_size, dtype=dtype)
+                if best is not None:
+                    return best
+            raise AssertionError("the portable tier, which the device offers last, has just passed")
+        reason = choice
         model.set_attn_implementation(native)
-    alone = _per_sequence(model, device)
-    fault = find_fault(alone, expected, vocab_size=vocab_size, dtype=dtype)
+    alone = _per_sequence(model, device.torch_device, expected.shape[1])
+    fault = find_fault(alone, expected, device.upload, vocab_size=vocab_size, dtype=dtype)
     if fault:
         raise ConfigurationError(
             f"{type(model).__name__} cannot be served. Packed: {reason}. One sequence at a time: {fault}"
         )
-    return ForwardChoice(False, reason, _cache_bytes_per_token(model, dtype), alone.block_size)
+    return ForwardChoice(None, reason, _cache_bytes_per_token(model, dtype), alone.block_size, alone.logit_width)
 
 
 def build_forward(
-    choice: ForwardChoice,
-    model: Any,
-    attention: AttentionTier,
-    *,
-    total_blocks: int,
-    device: torch.device,
-    dtype: torch.dtype,
+    choice: ForwardChoice, model: Any, *, total_blocks: int, device: DeviceBackend, dtype: torch.dtype
 ) -> ModelForward:
     """The chosen forward, with all of its cache reserved.
 
     Raises:
         ConfigurationError: there is no such amount of memory.
     """
-    if not choice.packed:
-        return _per_sequence(model, device)
-    cache = PagedKVCache(total_blocks=total_blocks, block_size=choice.block_size, dtype=dtype, device=device)
+    if choice.attention is None:
+        return _per_sequence(model, device.torch_device, choice.logit_width)
+    cache = PagedKVCache(
+        total_blocks=total_blocks, block_size=choice.block_size, dtype=dtype, device=device.torch_device
+    )
     try:
         cache.reserve(choice.shapes)
     except (RuntimeError, MemoryError) as error:
@@ -105,7 +120,7 @@ def build_forward(
             f"the KV cache of {total_blocks} blocks of {choice.block_size * choice.bytes_per_token} bytes "
             "cannot be reserved; lower kvCacheMemory, maxBatchSize or maxSeqLen"
         ) from error
-    return _packed(model, cache, attention, device)
+    return _packed(model, cache, choice.attention, choice.logit_width)
 
 
 def static_reason(model: Any) -> str:
@@ -136,14 +151,60 @@ def has_batch_dependent_rope(config: Any) -> bool:
     return bool(found & _BATCH_DEPENDENT_ROPE)
 
 
-def _packed(model: Any, cache: PagedKVCache, attention: AttentionTier, device: torch.device) -> PackedForward:
+def _try_packed(
+    model: Any,
+    attention: AttentionTier,
+    device: DeviceBackend,
+    expected: torch.Tensor,
+    *,
+    vocab_size: int,
+    dtype: torch.dtype,
+) -> ForwardChoice | str:
+    """The packed forward with a tier, or why it is not right for this model."""
+    cache = PagedKVCache(
+        total_blocks=check_blocks(attention.block_size),
+        block_size=attention.block_size,
+        dtype=dtype,
+        device=device.torch_device,
+    )
+    forward = _packed(model, cache, attention, expected.shape[1])
+    fault = find_fault(forward, expected, device.upload, vocab_size=vocab_size, dtype=dtype)
+    if reason := fault or _missing_layers(model, cache):
+        return reason
+    shapes = cache.shapes
+    bytes_per_token = sum(shape.bytes_per_token(dtype) for shape in shapes.values())
+    return ForwardChoice(attention, "", bytes_per_token, attention.block_size, forward.logit_width, shapes)
+
+
+def _try_tier(
+    model: Any,
+    tier: AttentionTier,
+    needs: Collection[AttentionNeeds],
+    device: DeviceBackend,
+    expected: torch.Tensor,
+    *,
+    vocab_size: int,
+    dtype: torch.dtype,
+) -> ForwardChoice | None:
+    """The packed forward with one of the device's tiers, or None, with a warning, when it is not right here."""
+    fault = ""
+    if not isinstance(tier, PortableAttention):
+        fault = find_attention_fault(tier, needs, dtype=dtype, device=device.torch_device, upload=device.upload)
+    choice = fault or _try_packed(model, tier, device, expected, vocab_size=vocab_size, dtype=dtype)
+    if isinstance(choice, ForwardChoice):
+        return choice
+    _log.warning("attention tier %s is not used: in its self-check %s", tier.name, choice)
+    return None
+
+
+def _packed(model: Any, cache: PagedKVCache, attention: AttentionTier, logit_width: int) -> PackedForward:
     chunks = chunked_layers(model.config.get_text_config())
-    return PackedForward(model=model, cache=cache, attention=attention, device=device, chunks=chunks)
+    return PackedForward(model=model, cache=cache, attention=attention, logit_width=logit_width, chunks=chunks)
 
 
-def _per_sequence(model: Any, device: torch.device) -> PerSequenceForward:
+def _per_sequence(model: Any, device: torch.device, logit_width: int) -> PerSequenceForward:
     dependent = has_batch_dependent_rope(model.config.get_text_config())
-    return PerSequenceForward(model=model, device=device, length_dependent=dependent)
+    return PerSequenceForward(model=model, device=device, logit_width=logit_width, length_dependent=dependent)
 
 
 def _missing_layers(model: Any, cache: PagedKVCache) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
+from tengserve_backend.execution.snapshot import Snapshot, Upload, Uploaded
 from tengserve_backend.scheduling.step import Step
 
 
@@ -38,6 +39,10 @@ class StepLogits:
     prompts: Mapping[int, PromptLogits]
 
 
+Computation = Callable[[Uploaded], StepLogits]
+"""A step that waits for its snapshot."""
+
+
 class ModelForward(Protocol):
     """One model and what it remembers of the sequences. The engine's thread calls it, in inference mode."""
 
@@ -51,14 +56,29 @@ class ModelForward(Protocol):
         """Tokens a cache block holds."""
         ...
 
-    def run(self, step: Step) -> StepLogits:
-        """Compute a step. Running a part again, unchanged, gives the same result and leaves the same memory."""
+    @property
+    def logit_width(self) -> int:
+        """Scores that the model gives a token, the vocabulary of StepLogits."""
+        ...
+
+    def prepare(self, step: Step, snapshot: Snapshot) -> Computation:
+        """Add what a step reads to its snapshot, and return how to compute it once that is uploaded.
+
+        Computing a part again, unchanged, gives the same result and leaves the same memory.
+        """
         ...
 
     def release(self, seq_id: int) -> None:
         """Forget what is remembered of a sequence besides its blocks."""
         ...
 
-    def probe(self) -> None:
-        """Run the model on one token that belongs to no request; raises what the model raises."""
+    def probe_step(self) -> Step:
+        """A step of one token that belongs to no request. Its sequence is released afterwards."""
         ...
+
+
+def compute(forward: ModelForward, step: Step, upload: Upload) -> StepLogits:
+    """The logits of a step, with nothing else in its snapshot."""
+    snapshot = Snapshot()
+    computation = forward.prepare(step, snapshot)
+    return computation(snapshot.upload(upload))

@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, cast
 
+from tengserve_backend.devices.npu.guard import forgo
 from tengserve_backend.errors import ConfigurationError
 from tengserve_backend.repository.source import Progress
 
@@ -99,6 +100,7 @@ def _follow(output: IO[bytes], progress: Progress) -> int | None:
 
 def _main(gguf: Path, target: Path) -> int:
     """The converting process."""
+    forgo()
     threading.Thread(target=_end_with_parent, daemon=True).start()
     # Libraries may print; only our lines may reach the parent.
     parent = os.fdopen(os.dup(1), "w", buffering=1)

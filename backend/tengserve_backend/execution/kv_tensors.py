@@ -31,8 +31,8 @@ class LayerCache:
     """One layer's pages.
 
     Attributes:
-        keys: [slots, heads, key_dim].
-        values: [slots, heads, value_dim].
+        keys: [slots, heads, key_dim], contiguous.
+        values: [slots, heads, value_dim], contiguous.
     """
 
     keys: torch.Tensor
@@ -66,21 +66,12 @@ class PagedKVCache:
             for index, layer in self._layers.items()
         }
 
-    def write(self, layer_idx: int, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> LayerCache:
-        """Store new tokens and return the layer's pages.
-
-        Args:
-            layer_idx: the layer.
-            slots: int64 [T].
-            key: [T, heads, key_dim].
-            value: [T, heads, value_dim].
-        """
+    def layer(self, layer_idx: int, shape: LayerShape) -> LayerCache:
+        """A layer's pages, made at its first use."""
         layer = self._layers.get(layer_idx)
         if layer is None:
-            layer = self._new_layer(LayerShape(key.shape[1], key.shape[2], value.shape[2]))
+            layer = self._new_layer(shape)
             self._layers[layer_idx] = layer
-        layer.keys.index_copy_(0, slots, key.to(self._dtype))
-        layer.values.index_copy_(0, slots, value.to(self._dtype))
         return layer
 
     def reserve(self, shapes: Mapping[int, LayerShape]) -> None:

@@ -8,9 +8,10 @@ import torch
 
 from tengserve_backend.execution.attention.registry import StepContext, step_context
 from tengserve_backend.execution.attention.tier import AttentionTier
-from tengserve_backend.execution.forward import PromptLogits, StepLogits
+from tengserve_backend.execution.forward import Computation, PromptLogits, StepLogits
 from tengserve_backend.execution.kv_tensors import PagedKVCache
 from tengserve_backend.execution.packed_batch import pack
+from tengserve_backend.execution.snapshot import Snapshot, Uploaded
 from tengserve_backend.scheduling.step import ScheduledSequence, Step
 
 
@@ -21,7 +22,7 @@ class PackedForward:
         model: a transformers causal language model whose attention is our registry function.
         cache: the pages; block numbers in steps are its own.
         attention: how to attend over them.
-        device: where the model is.
+        logit_width: scores that the model gives a token.
         chunks: attention chunk size by layer, for the layers that have one.
     """
 
@@ -31,14 +32,14 @@ class PackedForward:
         model: Any,
         cache: PagedKVCache,
         attention: AttentionTier,
-        device: torch.device,
+        logit_width: int,
         chunks: dict[int, int],
     ) -> None:
         self._model = model
         self._cache = cache
         self._attention = attention
-        self._device = device
         self._chunks = chunks
+        self.logit_width = logit_width
 
     @property
     def tier(self) -> str:
@@ -50,27 +51,32 @@ class PackedForward:
         """See ModelForward."""
         return self._attention.block_size
 
-    def run(self, step: Step) -> StepLogits:
+    def prepare(self, step: Step, snapshot: Snapshot) -> Computation:
         """See ModelForward. Writing the same tokens to the same slots again changes nothing."""
-        batch = pack(step, block_size=self.block_size, device=self._device)
-        context = StepContext(batch=batch, cache=self._cache, tier=self._attention, chunks=self._chunks)
-        with step_context(context):
-            output = self._model(
-                input_ids=batch.input_ids,
-                position_ids=batch.position_ids,
-                attention_mask=None,
-                use_cache=False,
-                logits_to_keep=batch.logit_rows,
-            )
-        return _by_part(step, output.logits.squeeze(0))
+        layout = pack(step, snapshot, block_size=self.block_size)
+
+        def compute(uploaded: Uploaded) -> StepLogits:
+            batch = layout.on(uploaded)
+            context = StepContext(batch=batch, cache=self._cache, tier=self._attention, chunks=self._chunks)
+            with step_context(context):
+                output = self._model(
+                    input_ids=batch.input_ids,
+                    position_ids=batch.position_ids,
+                    attention_mask=None,
+                    use_cache=False,
+                    logits_to_keep=batch.logit_rows,
+                )
+            return _by_part(step, output.logits.squeeze(0))
+
+        return compute
 
     def release(self, seq_id: int) -> None:
         """Nothing: all that is remembered is in the blocks."""
 
-    def probe(self) -> None:
+    def probe_step(self) -> Step:
         """See ModelForward."""
         part = ScheduledSequence(seq_id=-1, start=0, token_ids=(0,), blocks=(self._cache.scratch_block,), samples=True)
-        self.run(Step(-1, (part,)))
+        return Step(-1, (part,))
 
 
 def _by_part(step: Step, logits: torch.Tensor) -> StepLogits:

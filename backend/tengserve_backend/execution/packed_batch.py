@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from tengserve_backend.execution.snapshot import Piece, Snapshot, Uploaded
 from tengserve_backend.scheduling.step import Step
 
 
@@ -17,24 +19,26 @@ class Span:
     Attributes:
         offset, count: its tokens are at [offset, offset + count) of the row.
         context: tokens of the sequence in the cache after the step; its queries are the last `count` of them.
-        slots: int64 [context], the cache slot of each of these tokens, in order.
     """
 
     offset: int
     count: int
     context: int
-    slots: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class PackedBatch:
-    """Inputs of one forward.
+    """Inputs of one forward. What is no tensor is known on the host, so reading it never waits for the device.
 
     Attributes:
         input_ids: int64 [1, T].
         position_ids: int64 [1, T]; position of each token in its own sequence.
         slots: int64 [T]; cache slot that each token's key and value go to.
+        slots32: the same in int32.
+        block_table: int32 [B, most blocks of a sequence]; the cache blocks of each sequence in order, then zeros.
         spans: one a sequence, in the order of the row.
+        query_ends: where each sequence's tokens end in the row; the last is T.
+        contexts: tokens of each sequence in the cache after the step.
         logit_rows: int64 [L]; positions in the row whose logits are wanted: all of a part that scores its prompt, the
             last of another part that samples.
     """
@@ -42,49 +46,66 @@ class PackedBatch:
     input_ids: torch.Tensor
     position_ids: torch.Tensor
     slots: torch.Tensor
+    slots32: torch.Tensor
+    block_table: torch.Tensor
     spans: tuple[Span, ...]
+    query_ends: list[int]
+    contexts: list[int]
     logit_rows: torch.Tensor
 
 
-def pack(step: Step, *, block_size: int, device: torch.device) -> PackedBatch:
-    """Build the tensors of a step. Everything goes to the device in one copy of one host buffer."""
+@dataclass(frozen=True, slots=True)
+class BatchLayout:
+    """A packed batch whose tensors are still part of a snapshot. Attributes as in PackedBatch."""
+
+    input_ids: Piece
+    position_ids: Piece
+    slots: Piece
+    block_table: Piece
+    spans: tuple[Span, ...]
+    logit_rows: Piece
+
+    def on(self, uploaded: Uploaded) -> PackedBatch:
+        """The batch, on the device."""
+        return PackedBatch(
+            input_ids=uploaded.int64(self.input_ids),
+            position_ids=uploaded.int64(self.position_ids),
+            slots=uploaded.int64(self.slots),
+            slots32=uploaded.int32(self.slots),
+            block_table=uploaded.int32(self.block_table),
+            spans=self.spans,
+            query_ends=[span.offset + span.count for span in self.spans],
+            contexts=[span.context for span in self.spans],
+            logit_rows=uploaded.int64(self.logit_rows),
+        )
+
+
+def pack(step: Step, snapshot: Snapshot, *, block_size: int) -> BatchLayout:
+    """Add the tensors of a step to its snapshot."""
     ids: list[int] = []
     logit_rows: list[int] = []
-    positions: list[np.ndarray] = []
-    contexts: list[np.ndarray] = []
-    within = np.arange(block_size, dtype=np.int64)
-    for part in step.sequences:
+    positions: list[NDArray[np.int64]] = []
+    slots: list[NDArray[np.int64]] = []
+    spans: list[Span] = []
+    used = [-(-(part.start + len(part.token_ids)) // block_size) for part in step.sequences]
+    table = np.zeros((len(used), max(used)), dtype=np.int32)
+    for row, (part, blocks) in enumerate(zip(step.sequences, used, strict=True)):
         context = part.start + len(part.token_ids)
-        blocks = np.asarray(part.blocks, dtype=np.int64)
-        contexts.append((blocks[:, None] * block_size + within[None, :]).reshape(-1)[:context])
-        positions.append(np.arange(part.start, context, dtype=np.int64))
+        spans.append(Span(len(ids), len(part.token_ids), context))
+        table[row, :blocks] = part.blocks[:blocks]
+        own = np.arange(part.start, context)
+        positions.append(own)
+        slots.append(table[row, own // block_size] * block_size + own % block_size)
         ids.extend(part.token_ids)
         if part.scores_prompt:
             logit_rows.extend(range(len(ids) - len(part.token_ids), len(ids)))
         elif part.samples:
             logit_rows.append(len(ids) - 1)
-    total = len(ids)
-    host = np.concatenate(
-        [
-            np.asarray(ids, dtype=np.int64),
-            *positions,
-            *(slots[len(slots) - len(part.token_ids) :] for slots, part in zip(contexts, step.sequences, strict=True)),
-            np.asarray(logit_rows, dtype=np.int64),
-            *contexts,
-        ]
-    )
-    packed = torch.from_numpy(host).to(device)
-    spans: list[Span] = []
-    offset, cursor = 0, 3 * total + len(logit_rows)
-    for slots, part in zip(contexts, step.sequences, strict=True):
-        count = len(part.token_ids)
-        spans.append(Span(offset, count, len(slots), packed[cursor : cursor + len(slots)]))
-        offset += count
-        cursor += len(slots)
-    return PackedBatch(
-        input_ids=packed[:total].unsqueeze(0),
-        position_ids=packed[total : 2 * total].unsqueeze(0),
-        slots=packed[2 * total : 3 * total],
+    return BatchLayout(
+        input_ids=snapshot.add_integers(np.asarray([ids])),
+        position_ids=snapshot.add_integers(np.concatenate(positions)[None]),
+        slots=snapshot.add_integers(np.concatenate(slots)),
+        block_table=snapshot.add_integers(table),
         spans=tuple(spans),
-        logit_rows=packed[3 * total : 3 * total + len(logit_rows)],
+        logit_rows=snapshot.add_integers(np.asarray(logit_rows, dtype=np.int32)),
     )

@@ -16,7 +16,8 @@ import torch
 from transformers import DynamicCache
 
 from tengserve_backend.execution.default_dtype import steady_default_dtype
-from tengserve_backend.execution.forward import PromptLogits, StepLogits
+from tengserve_backend.execution.forward import Computation, PromptLogits, StepLogits
+from tengserve_backend.execution.snapshot import Snapshot
 from tengserve_backend.scheduling.step import ScheduledSequence, Step
 
 BLOCK_SIZE = 16
@@ -51,6 +52,7 @@ class PerSequenceForward:
     Args:
         model: a transformers causal language model with an attention implementation of its own.
         device: where the model is.
+        logit_width: scores that the model gives a token.
         length_dependent: the model's answer depends on the length of the piece that it computes (rotary frequencies
             that follow the longest position). Then a prompt is computed in one piece when its last chunk is due, and
             a preempted sequence in the pieces that it was computed in before.
@@ -59,7 +61,8 @@ class PerSequenceForward:
     tier = "per-sequence"
     block_size = BLOCK_SIZE
 
-    def __init__(self, *, model: Any, device: torch.device, length_dependent: bool) -> None:
+    def __init__(self, *, model: Any, device: torch.device, logit_width: int, length_dependent: bool) -> None:
+        self.logit_width = logit_width
         self._model = model
         self._device = device
         self._length_dependent = length_dependent
@@ -70,8 +73,19 @@ class PerSequenceForward:
         self._takes_rows = "logits_to_keep" in accepted
         self._cache_argument = "cache" if "cache" in accepted else "past_key_values"
 
-    def run(self, step: Step) -> StepLogits:
+    def prepare(self, step: Step, snapshot: Snapshot) -> Computation:
+        """See ModelForward. Each sequence sends its own tokens up when its turn comes."""
+        return lambda _: self._run(step)
+
+    def release(self, seq_id: int) -> None:
         """See ModelForward."""
+        self._memories.pop(seq_id, None)
+
+    def probe_step(self) -> Step:
+        """See ModelForward."""
+        return Step(-1, (ScheduledSequence(seq_id=-1, start=0, token_ids=(0,), blocks=(), samples=True),))
+
+    def _run(self, step: Step) -> StepLogits:
         for seq_id in step.preempted:
             if seq_id in self._memories:
                 self._memories[seq_id].give_up_cache()
@@ -86,14 +100,6 @@ class PerSequenceForward:
             if part.samples:
                 last.append(logits[-1])
         return StepLogits(torch.stack(last) if last else torch.empty((0, 0), device=self._device), prompts)
-
-    def release(self, seq_id: int) -> None:
-        """See ModelForward."""
-        self._memories.pop(seq_id, None)
-
-    def probe(self) -> None:
-        """See ModelForward."""
-        self._forward([0], 0, DynamicCache(config=self._model.config), rows=1)
 
     def _run_part(self, part: ScheduledSequence) -> torch.Tensor | None:
         """Logits [rows, vocabulary] up to the part's last token; None when the part is left for later."""

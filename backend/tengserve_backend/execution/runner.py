@@ -8,11 +8,13 @@ from dataclasses import dataclass
 
 import torch
 
-from tengserve_backend.execution.forward import ModelForward
+from tengserve_backend.devices.base import DeviceBackend
+from tengserve_backend.execution.forward import ModelForward, compute
 from tengserve_backend.execution.sampling.history import TokenHistory
 from tengserve_backend.execution.sampling.logprobs import PromptScores, token_logprobs
 from tengserve_backend.execution.sampling.row import SamplingRow
-from tengserve_backend.execution.sampling.sampler import sample
+from tengserve_backend.execution.sampling.sampler import Sampler
+from tengserve_backend.execution.snapshot import Snapshot
 from tengserve_backend.generation.events import NextToken, TokenLogprobs
 from tengserve_backend.generation.sampling import ResolvedSampling
 from tengserve_backend.scheduling.step import Step
@@ -61,11 +63,13 @@ class Runner:
 
     Args:
         forward: the model.
+        device: where it is.
         eos_ids: tokens that may not be chosen before a sequence's min_new_tokens.
     """
 
-    def __init__(self, *, forward: ModelForward, eos_ids: Sequence[int]) -> None:
+    def __init__(self, *, forward: ModelForward, device: DeviceBackend, eos_ids: Sequence[int]) -> None:
         self._forward = forward
+        self._device = device
         self._forbidden_early = dict.fromkeys(eos_ids, -math.inf)
         self._members: dict[int, _Member] = {}
 
@@ -98,21 +102,33 @@ class Runner:
 
     @torch.inference_mode()
     def run(self, step: Step) -> Mapping[int, NextToken | None]:
-        """Compute a step. When it raises, no sequence has moved on.
+        """Compute a step: one copy up, the model, the choice of tokens, one read.
+
+        When it raises, no sequence has moved on. Log probabilities, for those who asked, are read besides.
 
         Returns:
             the next token of each sequence whose part samples; None where the model gave no usable logits.
         """
-        logits = self._forward.run(step)
+        sampled = [part.seq_id for part in step.sequences if part.samples]
+        members = [self._members[seq_id] for seq_id in sampled]
+        snapshot = Snapshot()
+        sampler = Sampler(
+            [member.row() for member in members],
+            self._forward.logit_width,
+            snapshot,
+            self._device.upload,
+            on_cpu=self._device.torch_device.type == "cpu",
+        )
+        computation = self._forward.prepare(step, snapshot)
+        uploaded = snapshot.upload(self._device.upload)
+        logits = computation(uploaded)
         for seq_id, prompt in logits.prompts.items():
             scores = self._members[seq_id].prompt_scores
             if scores is not None:
                 scores.add(prompt.start, prompt.rows)
-        sampled = [part.seq_id for part in step.sequences if part.samples]
         if not sampled:
             return {}
-        members = [self._members[seq_id] for seq_id in sampled]
-        tokens = sample(logits.last, [member.row() for member in members])
+        tokens = sampler.choose(logits.last, uploaded)
         logprobs = _logprobs(logits.last, tokens, [member.logprobs for member in members])
         return {
             seq_id: None if token is None else member.push(token, logprobs.get(index))
@@ -122,7 +138,10 @@ class Runner:
     @torch.inference_mode()
     def probe(self) -> None:
         """Run the model on nothing in particular; raises when it cannot run at all."""
-        self._forward.probe()
+        step = self._forward.probe_step()
+        compute(self._forward, step, self._device.upload)
+        for part in step.sequences:
+            self._forward.release(part.seq_id)
 
 
 def _logprobs(

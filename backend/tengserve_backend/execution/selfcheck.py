@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from tengserve_backend.execution.forward import ModelForward
+from tengserve_backend.execution.forward import ModelForward, compute
+from tengserve_backend.execution.snapshot import Upload
 from tengserve_backend.scheduling.step import ScheduledSequence, Step
 
 _FIRST_LENGTH, _SECOND_LENGTH, _SECOND_CHUNK = 6, 9, 4
@@ -45,12 +46,15 @@ def expected_logits(model: Any, vocab_size: int, device: torch.device) -> torch.
 
 
 @torch.inference_mode()
-def find_fault(forward: ModelForward, expected: torch.Tensor, *, vocab_size: int, dtype: torch.dtype) -> str | None:
+def find_fault(
+    forward: ModelForward, expected: torch.Tensor, upload: Upload, *, vocab_size: int, dtype: torch.dtype
+) -> str | None:
     """Run the two sequences together; one clause that says what is wrong, or None.
 
     Args:
         forward: over at least `check_blocks` blocks.
         expected: of `expected_logits`.
+        upload: to the forward's device.
         dtype: that the model computes in.
     """
     first, second = check_prompts(vocab_size)
@@ -71,7 +75,7 @@ def find_fault(forward: ModelForward, expected: torch.Tensor, *, vocab_size: int
         ),
     )
     try:
-        got = torch.cat([forward.run(step).last.float() for step in (prefill, mixed)])
+        got = torch.cat([compute(forward, step, upload).last.float() for step in (prefill, mixed)])
     except Exception as error:  # noqa: BLE001  # what foreign model code raises here only means "not this way"
         return f"it fails with {type(error).__name__}"
     finally:

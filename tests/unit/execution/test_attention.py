@@ -7,12 +7,18 @@ import torch
 
 from tengserve_backend.execution.attention.portable import PortableAttention
 from tengserve_backend.execution.attention.tier import AttentionSpec
-from tengserve_backend.execution.kv_tensors import PagedKVCache
-from tengserve_backend.execution.packed_batch import pack
+from tengserve_backend.execution.kv_tensors import LayerShape, PagedKVCache
+from tengserve_backend.execution.packed_batch import PackedBatch, pack
+from tengserve_backend.execution.snapshot import Snapshot
 from tengserve_backend.scheduling.step import ScheduledSequence, Step
 
 HEADS, KV_HEADS, KEY_DIM, VALUE_DIM = 4, 2, 8, 6
 CPU = torch.device("cpu")
+
+
+def packed(step: Step, block_size: int) -> PackedBatch:
+    snapshot = Snapshot()
+    return pack(step, snapshot, block_size=block_size).on(snapshot.upload(lambda host: host))
 
 
 def written_out(query, keys, values, spec: AttentionSpec):
@@ -72,12 +78,13 @@ def test_chunks_and_decodes_over_scattered_pages_equal_the_formula(spec):
                 ScheduledSequence(s, computed[s], (0,) * count, tables[s], samples=False) for s, count in counts.items()
             ),
         )
-        batch = pack(step, block_size=tier.block_size, device=CPU)
+        batch = packed(step, tier.block_size)
         query, key, value = (
             torch.cat([tensors[s][i][:, computed[s] : computed[s] + n] for s, n in counts.items()], 1) for i in range(3)
         )
-        pages = cache.write(0, batch.slots, key.transpose(0, 1), value.transpose(0, 1))
-        out = tier.attend(query, pages, batch.spans, spec)
+        pages = cache.layer(0, LayerShape(KV_HEADS, KEY_DIM, VALUE_DIM))
+        tier.write(pages, batch, key.transpose(0, 1), value.transpose(0, 1))
+        out = tier.attend(query, pages, batch, spec)
         for span, (seq_id, count) in zip(batch.spans, counts.items(), strict=True):
             rows = out[span.offset : span.offset + span.count].transpose(0, 1)
             got[seq_id][:, computed[seq_id] : computed[seq_id] + count] = rows
@@ -96,9 +103,12 @@ def test_a_packed_batch_says_where_everything_goes():
             ScheduledSequence(9, 4, (70,), (3, 5), samples=True),
         ),
     )
-    batch = pack(step, block_size=4, device=CPU)
+    batch = packed(step, 4)
     assert batch.input_ids.tolist() == [[50, 51, 60, 70]]
     assert batch.position_ids.tolist() == [[3, 4, 0, 4]]
     assert batch.slots.tolist() == [11, 0, 4, 20]
     assert batch.logit_rows.tolist() == [1, 3]
-    assert [span.slots.tolist() for span in batch.spans] == [[8, 9, 10, 11, 0], [4], [12, 13, 14, 15, 20]]
+    assert batch.slots32.tolist() == batch.slots.tolist()
+    assert batch.block_table.tolist() == [[2, 0], [1, 0], [3, 5]]
+    assert batch.query_ends == [2, 3, 4]
+    assert batch.contexts == [5, 1, 5]

@@ -10,30 +10,47 @@ from torch.nn import functional
 
 from tengserve_backend.execution.attention.tier import AttentionSpec
 from tengserve_backend.execution.kv_tensors import LayerCache
-from tengserve_backend.execution.packed_batch import Span
+from tengserve_backend.execution.packed_batch import PackedBatch, Span
 
 
 class PortableAttention:
-    """See AttentionTier."""
+    """See AttentionTier.
+
+    Args:
+        block_size: tokens a block.
+    """
 
     name = "portable"
-    block_size = 16
 
-    def attend(
-        self, query: torch.Tensor, pages: LayerCache, spans: tuple[Span, ...], spec: AttentionSpec
-    ) -> torch.Tensor:
+    def __init__(self, block_size: int = 16) -> None:
+        self.block_size = block_size
+
+    def write(self, pages: LayerCache, batch: PackedBatch, key: torch.Tensor, value: torch.Tensor) -> None:
         """See AttentionTier."""
-        total, heads = query.shape[1], query.shape[0]
-        out = query.new_empty((total, heads, pages.values.shape[2]))
-        for span in spans:
+        pages.keys.index_copy_(0, batch.slots, key)
+        pages.values.index_copy_(0, batch.slots, value)
+
+    def attend(self, query: torch.Tensor, pages: LayerCache, batch: PackedBatch, spec: AttentionSpec) -> torch.Tensor:
+        """See AttentionTier."""
+        out = query.new_empty((query.shape[1], query.shape[0], pages.values.shape[2]))
+        for index, span in enumerate(batch.spans):
             first = _first_key(span.context - span.count, spec)
-            slots = span.slots[first:]
             rows = slice(span.offset, span.offset + span.count)
-            keys = pages.keys.index_select(0, slots).transpose(0, 1)
-            values = pages.values.index_select(0, slots).transpose(0, 1)
+            keys, values = (
+                self._gather(stored, batch.block_table[index], first, span.context)
+                for stored in (pages.keys, pages.values)
+            )
             mask = None if span.count == 1 else _causal_mask(span, first, spec, query.device)
             out[rows] = _attend_one(query[:, rows], keys, values, mask, spec).transpose(0, 1)
         return out
+
+    def _gather(self, stored: torch.Tensor, blocks: torch.Tensor, first: int, end: int) -> torch.Tensor:
+        """[kv heads, end - first, dim]: what [slots, kv heads, dim] holds of the positions from first to end."""
+        first_block = first // self.block_size
+        pages = stored.view(-1, self.block_size, *stored.shape[1:])
+        gathered = pages.index_select(0, blocks[first_block : -(-end // self.block_size)]).flatten(0, 1)
+        skipped = first_block * self.block_size
+        return gathered[first - skipped : end - skipped].transpose(0, 1)
 
 
 def _attend_one(

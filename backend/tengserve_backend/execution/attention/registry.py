@@ -17,7 +17,7 @@ import torch
 from transformers import AttentionInterface
 
 from tengserve_backend.execution.attention.tier import AttentionSpec, AttentionTier
-from tengserve_backend.execution.kv_tensors import PagedKVCache
+from tengserve_backend.execution.kv_tensors import LayerShape, PagedKVCache
 from tengserve_backend.execution.packed_batch import PackedBatch
 
 # Not "flash" (taken for flash attention), no "/" (a hub kernel), no "paged|" prefix (transformers' own batching).
@@ -85,9 +85,9 @@ def _attention_forward(
     if layer_idx in context.layers:
         raise RuntimeError(f"attention layer {layer_idx} was called twice in one step")
     context.layers.add(layer_idx)
-    pages = context.cache.write(
-        layer_idx, context.batch.slots, key.squeeze(0).transpose(0, 1), value.squeeze(0).transpose(0, 1)
-    )
+    keys, values = key.squeeze(0).transpose(0, 1), value.squeeze(0).transpose(0, 1)
+    pages = context.cache.layer(layer_idx, LayerShape(keys.shape[1], keys.shape[2], values.shape[2]))
+    context.tier.write(pages, context.batch, keys.to(pages.keys.dtype), values.to(pages.values.dtype))
     spec = AttentionSpec(
         scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
         window=sliding_window,
@@ -95,7 +95,7 @@ def _attention_forward(
         softcap=softcap,
         sinks=s_aux,
     )
-    return context.tier.attend(query.squeeze(0), pages, context.batch.spans, spec).unsqueeze(0), None
+    return context.tier.attend(query.squeeze(0), pages, context.batch, spec).unsqueeze(0), None
 
 
 AttentionInterface.register(IMPLEMENTATION, _attention_forward)

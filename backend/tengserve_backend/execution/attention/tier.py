@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 
 from tengserve_backend.execution.kv_tensors import LayerCache
-from tengserve_backend.execution.packed_batch import Span
+from tengserve_backend.execution.packed_batch import PackedBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +30,29 @@ class AttentionSpec:
     sinks: torch.Tensor | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class AttentionNeeds:
+    """What one kind of a model's layers asks of attention; a tier that cannot serve it says so before it is tried.
+
+    Attributes:
+        query_heads, kv_heads: of a layer.
+        key_dim, value_dim: elements a head.
+        window: see AttentionSpec.
+        softcap, sinks, chunks: whether the layers have them, see AttentionSpec.
+    """
+
+    query_heads: int
+    kv_heads: int
+    key_dim: int
+    value_dim: int
+    window: int | None = None
+    softcap: bool = False
+    sinks: bool = False
+    chunks: bool = False
+
+
 class AttentionTier(Protocol):
-    """One way to attend. The block size belongs to it, for its kernels read the pages."""
+    """One way to keep keys and values and to attend over them. The block size belongs to it: its kernels read pages."""
 
     @property
     def name(self) -> str:
@@ -43,15 +64,24 @@ class AttentionTier(Protocol):
         """Tokens a block."""
         ...
 
-    def attend(
-        self, query: torch.Tensor, pages: LayerCache, spans: tuple[Span, ...], spec: AttentionSpec
-    ) -> torch.Tensor:
+    def write(self, pages: LayerCache, batch: PackedBatch, key: torch.Tensor, value: torch.Tensor) -> None:
+        """Store the new tokens of one layer.
+
+        Args:
+            pages: the layer's cache.
+            batch: the step.
+            key: [T, kv heads, key_dim], in the cache's dtype.
+            value: [T, kv heads, value_dim], in the cache's dtype.
+        """
+        ...
+
+    def attend(self, query: torch.Tensor, pages: LayerCache, batch: PackedBatch, spec: AttentionSpec) -> torch.Tensor:
         """Causal attention of packed queries over their own sequences' pages.
 
         Args:
             query: [query heads, T, key_dim].
             pages: the layer's cache, the new tokens' keys and values included.
-            spans: the sequences of the row, in order.
+            batch: the step.
             spec: the model's wishes.
 
         Returns:

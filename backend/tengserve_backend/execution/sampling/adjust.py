@@ -14,42 +14,55 @@ from numpy.typing import NDArray
 
 from tengserve_backend.execution.sampling.history import TokenHistory
 from tengserve_backend.execution.sampling.row import SamplingRow, bounded
+from tengserve_backend.execution.snapshot import Piece, Snapshot, Uploaded
 from tengserve_backend.generation.sampling import ResolvedSampling
 
 
-def adjust(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> None:
-    """Change float32 logits [R, width] in place, by R rows. Each kind of change goes up at once for all rows.
+class Adjustments:
+    """What is to happen to the float32 logits [R, width] of R rows. Each kind of change goes up at once for all rows.
 
     A token that the model reads and has no logit for is left out.
+
+    Args:
+        rows: the rows.
+        width: logits of a row.
+        snapshot: that the logits' step sends up.
     """
-    flat = logits.view(-1)
-    biased = [(index, row.biases) for index, row in enumerate(rows) if row.biases]
-    if biased:
-        ids = {index: np.fromiter(biases, np.int64, len(biases)) for index, biases in biased}
-        values = [np.fromiter(biases.values(), np.float32, len(biases)) for _, biases in biased]
-        at, (bias,) = _upload(logits, ids, np.concatenate(values)[None])
-        flat[at] += bias
-    penalized = [(index, row.sampling, row.history) for index, row in enumerate(rows) if row.history is not None]
-    if penalized:
-        ids = {index: history.token_ids for index, _, history in penalized}
-        penalties = [_penalties(sampling, history) for _, sampling, history in penalized]
-        at, (factor, minus) = _upload(logits, ids, np.concatenate(penalties, axis=1))
-        scores = flat[at]
-        flat[at] = torch.where(scores < 0, scores * factor, scores / factor) - minus
+
+    def __init__(self, rows: Sequence[SamplingRow], width: int, snapshot: Snapshot) -> None:
+        self._biases: tuple[Piece, Piece] | None = None
+        self._penalties: tuple[Piece, Piece] | None = None
+        biased = [(index, row.biases) for index, row in enumerate(rows) if row.biases]
+        if biased:
+            ids = {index: np.fromiter(biases, np.int64, len(biases)) for index, biases in biased}
+            values = [np.fromiter(biases.values(), np.float32, len(biases)) for _, biases in biased]
+            self._biases = _add(snapshot, width, ids, np.concatenate(values)[None])
+        penalized = [(index, row.sampling, row.history) for index, row in enumerate(rows) if row.history is not None]
+        if penalized:
+            ids = {index: history.token_ids for index, _, history in penalized}
+            penalties = [_penalties(sampling, history) for _, sampling, history in penalized]
+            self._penalties = _add(snapshot, width, ids, np.concatenate(penalties, axis=1))
+
+    def apply(self, logits: torch.Tensor, uploaded: Uploaded) -> None:
+        """Change the logits in place."""
+        flat = logits.view(-1)
+        if self._biases is not None:
+            at, (bias,) = uploaded.int64(self._biases[0]), uploaded.floats(self._biases[1])
+            flat[at] += bias
+        if self._penalties is not None:
+            at, (factor, minus) = uploaded.int64(self._penalties[0]), uploaded.floats(self._penalties[1])
+            scores = flat[at]
+            flat[at] = torch.where(scores < 0, scores * factor, scores / factor) - minus
 
 
-def _upload(
-    logits: torch.Tensor, ids: dict[int, NDArray[np.int64]], values: NDArray[np.float32]
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _add(
+    snapshot: Snapshot, width: int, ids: dict[int, NDArray[np.int64]], values: NDArray[np.float32]
+) -> tuple[Piece, Piece]:
     """Places in the flat logits of token ids by row, and what [kinds, ids] is to happen there."""
-    width = logits.shape[1]
     columns = np.concatenate(list(ids.values()))
     places = np.concatenate([row_ids + index * width for index, row_ids in ids.items()])
     inside = columns < width
-    return (
-        torch.from_numpy(places[inside]).to(logits.device),
-        torch.from_numpy(values[:, inside]).to(logits.device),
-    )
+    return snapshot.add_integers(places[inside]), snapshot.add_floats(values[:, inside])
 
 
 def _penalties(sampling: ResolvedSampling, history: TokenHistory) -> NDArray[np.float32]:

@@ -10,6 +10,7 @@ import torch
 
 from tengserve_backend.execution.rng import uniform
 from tengserve_backend.execution.sampling.history import TokenHistory
+from tengserve_backend.execution.snapshot import Piece, Snapshot, Uploaded
 from tengserve_backend.generation.sampling import ResolvedSampling
 
 # Parameters may be any positive number; float32 would make NaN of those beyond this one and its inverse.
@@ -57,10 +58,14 @@ class Columns:
     uniforms: torch.Tensor
 
 
-def columns(rows: Sequence[SamplingRow], device: torch.device) -> Columns:
-    """All parameters in one copy: a top_k is below 2**24, so float32 holds it."""
-    host = torch.tensor([_numbers(row) for row in rows], dtype=torch.float32)
-    temperatures, top_k, top_p, min_p_drops, uniforms = host.to(device).unsqueeze(-1).unbind(1)
+def add_columns(rows: Sequence[SamplingRow], snapshot: Snapshot) -> Piece:
+    """Send the parameters of rows up with a snapshot: a top_k is below 2**24, so float32 holds it."""
+    return snapshot.add_floats([_numbers(row) for row in rows])
+
+
+def columns(piece: Piece, uploaded: Uploaded) -> Columns:
+    """What `add_columns` sent."""
+    temperatures, top_k, top_p, min_p_drops, uniforms = uploaded.floats(piece).unsqueeze(-1).unbind(1)
     return Columns(temperatures, top_k.to(torch.int64), top_p, min_p_drops, uniforms)
 
 
