@@ -43,7 +43,7 @@ SIGNATURES: Mapping[str, str] = {
     ),
     "npu_swiglu": "npu_swiglu(Tensor self, int dim=-1) -> Tensor",
 }
-"""As every supported torch-npu declares them; tests/npu_sim/test_signatures.py compares."""
+"""As every supported torch-npu declares them; tests/unit/devices/npu/test_signatures.py compares."""
 
 
 @contextmanager
