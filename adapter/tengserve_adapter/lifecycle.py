@@ -23,7 +23,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -38,7 +38,9 @@ WATCH_INTERVAL_S = 0.5
 FAILURE_GRACE_S = 2.0
 """After an engine's death: for its errors to reach their clients, and for other models' answers."""
 STOP_TIMEOUT_S = 10.0
-"""For engines to stop; one that has not by then ends with the process."""
+"""For models to stop; one that has not by then ends with the process."""
+QUIET_STOP_S = 1.0
+"""After which the log says what is waited for."""
 LOAD_STOP_TIMEOUT_S = 2.0
 """For a load to end. It may be in an import or a driver call that nothing can interrupt, and nothing of it is lost:
 what a load writes, it writes atomically."""
@@ -111,6 +113,7 @@ class Lifecycle:
         pre_drain_delay_s: float,
         exit_on_error: bool,
         announce: Callable[[], None],
+        clean_up: Callable[[], None],
     ) -> None:
         """Nothing starts yet.
 
@@ -118,12 +121,14 @@ class Lifecycle:
             models: what to load and to stop.
             drain_timeout_s, pre_drain_delay_s, exit_on_error: as in ServerSettings.
             announce: called once, when loading has ended and a model is ready, or none was to be loaded.
+            clean_up: called before the process is ended without waiting for anything; quick.
         """
         self._models = models
         self._drain_timeout_s = drain_timeout_s
         self._pre_drain_delay_s = pre_drain_delay_s
         self._exit_on_error = exit_on_error
         self._announce = announce
+        self._clean_up = clean_up
         self._stop: asyncio.Future[Stop] | None = None
         self._draining = False
         self._loading: Worker | None = None
@@ -167,7 +172,7 @@ class Lifecycle:
 
     def _on_signal(self, number: signal.Signals) -> None:
         if self._stop is not None and self._stop.done():
-            end_now(self._stop.result().exit_code or 128 + number)
+            self._end_now(self._stop.result().exit_code or 128 + number)
         self._end(Stop(f"received {number.name}", 0, self._drain_timeout_s, self._pre_drain_delay_s))
 
     def _on_server_end(self, http: asyncio.Future[None]) -> None:
@@ -216,17 +221,8 @@ class Lifecycle:
                     return
             await asyncio.sleep(WATCH_INTERVAL_S)
 
-    def _unfinished(self) -> int:
-        """Answers that engines still owe."""
-        count = 0
-        for model in self._models.statuses():
-            with contextlib.suppress(TengserveError):  # Not loaded.
-                status = self._models.engine(model.name, model.version).status()
-                count += status.running_requests + status.waiting_requests
-        return count
-
     async def _shut_down(self, stop: Stop, server: HttpServer, http: Awaitable[None]) -> None:
-        if unfinished := self._unfinished():
+        if unfinished := self._models.unfinished():
             _log.info(
                 "%s may take up to %g s to end; a second Ctrl-C or SIGTERM ends the process at once",
                 _answers(unfinished),
@@ -237,20 +233,36 @@ class Lifecycle:
             drained = await asyncio.wait_for(self._models.drain(stop.drain_timeout_s), stop.drain_timeout_s + 1.0)
         except (TimeoutError, TengserveError):
             drained = False
-        if not drained:
-            unfinished = self._unfinished()
+        if not drained and (unfinished := self._models.unfinished()):
             _log.warning("%s not complete after %g s: ending now", _answers(unfinished), stop.drain_timeout_s)
-        stopping = Worker("stop", self._models.stop)
-        stopped = await stopping.wait(STOP_TIMEOUT_S)
+        stopped = await self._stop_models()
         server.should_exit = True
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(asyncio.shield(http), CLOSE_TIMEOUT_S + 1.0)
         if not stopped:
-            _log.warning("an engine did not stop in %g s; it ends with the process", STOP_TIMEOUT_S)
-            end_now(stop.exit_code)
+            self._end_now(stop.exit_code)
         if self._loading is not None and not await self._loading.wait(LOAD_STOP_TIMEOUT_S):
             _log.info("the load did not end in %g s; it ends with the process", LOAD_STOP_TIMEOUT_S)
-            end_now(stop.exit_code)
+            self._end_now(stop.exit_code)
+
+    async def _stop_models(self) -> bool:
+        """Stop every model; False when one has not stopped in time, and then the log tells which."""
+        stopping = Worker("stop", self._models.stop)
+        if await stopping.wait(min(QUIET_STOP_S, STOP_TIMEOUT_S)):
+            return True
+        _log.info("%s may take up to %g s to stop", _models(self._models.stopping()), STOP_TIMEOUT_S)
+        if await stopping.wait(max(0.0, STOP_TIMEOUT_S - QUIET_STOP_S)):
+            return True
+        _log.warning(
+            "%s did not stop in %g s and ends with the process", _models(self._models.stopping()), STOP_TIMEOUT_S
+        )
+        return False
+
+    def _end_now(self, exit_code: int) -> None:
+        try:
+            self._clean_up()
+        finally:
+            end_now(exit_code)
 
 
 def end_early_on_signals() -> None:
@@ -272,6 +284,10 @@ def end_now(exit_code: int) -> None:
 
 def _answers(count: int) -> str:
     return "1 answer" if count == 1 else f"{count} answers"
+
+
+def _models(names: Sequence[str]) -> str:
+    return f"model {', '.join(names)}" if len(names) == 1 else f"models {', '.join(names)}"
 
 
 def _failure(status: ModelStatus) -> str:

@@ -7,7 +7,7 @@ import contextlib
 import functools
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib import metadata
 from typing import Any, cast
 
@@ -39,7 +39,7 @@ from tengserve_backend.repository.live import LiveRepository
 from tengserve_backend.repository.load import load_model
 from tengserve_backend.repository.manager import ModelManager, ModelState
 from tengserve_backend.repository.modes import ControlMode
-from tengserve_backend.repository.overlays import Overlays
+from tengserve_backend.repository.overlays import Overlays, remove_left_behind
 from tengserve_backend.repository.source import ModelSource, Progress
 
 
@@ -48,6 +48,7 @@ def serve(
 ) -> int:
     """Serve these models on this socket until told to stop; the process's exit status."""
 
+    remove_left_behind()
     overlays = Overlays()
 
     def load(source: ModelSource, report: Progress) -> Engine | TensorModel:
@@ -63,7 +64,7 @@ def serve(
     models = ModelManager(sources, load, progress, released=overlays.release)
     live = LiveRepository(settings.model_repository, ControlMode(settings.model_control_mode), models, overlays)
     try:
-        return TengserveServer(settings, models, live, listener).start()
+        return TengserveServer(settings, models, live, listener, clean_up=overlays.close).start()
     finally:
         overlays.close()
 
@@ -77,8 +78,20 @@ class TengserveServer(ModelServer):  # type: ignore[misc]  # kserve ships no typ
     """
 
     def __init__(
-        self, settings: ServerSettings, models: ModelManager, live: LiveRepository, listener: socket.socket
+        self,
+        settings: ServerSettings,
+        models: ModelManager,
+        live: LiveRepository,
+        listener: socket.socket,
+        *,
+        clean_up: Callable[[], None],
     ) -> None:
+        """Nothing listens yet.
+
+        Args:
+            settings, models, live, listener: what is served, and where.
+            clean_up: what must not be left undone when the process ends without waiting for anything.
+        """
         super().__init__(
             http_port=listener.getsockname()[1],
             workers=1,
@@ -100,6 +113,7 @@ class TengserveServer(ModelServer):  # type: ignore[misc]  # kserve ships no typ
             pre_drain_delay_s=settings.pre_drain_delay_s,
             exit_on_error=settings.exit_on_error,
             announce=self._announce,
+            clean_up=clean_up,
         )
         self._control = RepositoryControl(live, models, draining=self._lifecycle.draining)
         self.model_repository_extension = TengserveRepositoryExtension(self.registered_models, self._control)

@@ -167,3 +167,12 @@ class Configured(Protocol):
     def config(self) -> Mapping[str, Any]:
         """The whole configuration in Triton's JSON form, see repository.config_json; not to be changed."""
         ...
+
+
+@runtime_checkable
+class Counting(Protocol):
+    """A model that knows what it owes; a TensorModel may be one."""
+
+    def unanswered(self) -> int:
+        """Requests that somebody waits for: those that were given up do not count, whatever they still do."""
+        ...

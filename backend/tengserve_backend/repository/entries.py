@@ -8,7 +8,7 @@ from typing import TypeGuard
 
 from tengserve_backend.engine.base import Engine
 from tengserve_backend.errors import ModelNotFoundError, shown
-from tengserve_backend.inference.model import TensorModel
+from tengserve_backend.inference.model import Counting, TensorModel
 from tengserve_backend.repository.source import ModelSource
 
 UNLOADED = "unloaded"
@@ -150,6 +150,14 @@ def is_engine(model: Engine | TensorModel) -> TypeGuard[Engine]:
 def takes_tensors(model: Engine | TensorModel) -> TypeGuard[TensorModel]:
     """The opposite of `is_engine`."""
     return not is_engine(model)
+
+
+def unanswered(model: Engine | TensorModel) -> int:
+    """Answers that a model owes somebody, as far as it counts them."""
+    if is_engine(model):
+        status = model.status()
+        return status.running_requests + status.waiting_requests
+    return model.unanswered() if isinstance(model, Counting) else 0
 
 
 def _state_of(model: Engine | TensorModel) -> tuple[ModelState, str]:

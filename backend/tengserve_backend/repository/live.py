@@ -34,11 +34,15 @@ from tengserve_backend.repository.scan import (
     model_sources,
     scan_model,
     scan_repository,
+    warn_of_name,
 )
 from tengserve_backend.repository.source import ModelSource
 
 _MAX_FILES = 10_000
 """Files of a model that a poll looks at; one with more is only noticed by the first ones."""
+
+_MAX_TOLD = 100
+"""Folders with names that are no text which the log tells of."""
 
 _ALL = "*"
 
@@ -103,8 +107,9 @@ class LiveRepository:
         self._flights: dict[object, _Flight] = {}
         self._failures: dict[str, str] = {}
         self._seen: dict[str, _Fingerprint] = {}
+        self._told: set[str] = set()
         if mode is ControlMode.POLL:
-            self._seen = {folder.name: _fingerprint(folder) for folder in model_folders(root)}
+            self._seen = {folder.name: _fingerprint(folder) for folder in self._folders()}
 
     def names(self) -> list[str]:
         """The models that are on the disk now. Those that are not, and were unloaded, are forgotten.
@@ -113,7 +118,7 @@ class LiveRepository:
             ControlError: the repository cannot be read.
         """
         try:
-            names = [folder.name for folder in model_folders(self._root)]
+            names = [folder.name for folder in self._folders()]
         except ConfigurationError as error:
             raise ControlError(error.message) from error.__cause__
         statuses = self._manager.statuses()
@@ -150,10 +155,12 @@ class LiveRepository:
                 f"failed to load '{shown(name)}', override model directory requires a model config to be given",
                 code=ErrorCode.INVALID_ARG,
             )
-        known = is_model_name(name)
         folder = self._root / name
-        if not known or (not given and not folder.is_dir()):
-            raise ControlError(f"failed to load '{shown(name)}', failed to poll from model repository")
+        named = is_model_name(name)
+        if not named or (not given and not folder.is_dir()):
+            # INTERNAL is Triton's for a model that is not there; a name that no model can have is the client's fault.
+            code = ErrorCode.INTERNAL if named else ErrorCode.INVALID_ARG
+            raise ControlError(f"failed to load '{shown(name)}', failed to poll from model repository", code=code)
         key = (name, config_json, tuple(sorted(given.items())), () if given else _fingerprint(folder))
         with self._lock:
             flight = self._flights.get(key)
@@ -207,7 +214,7 @@ class LiveRepository:
 
         A model that fails is told in the log and in `failures`, and tried again when it has changed.
         """
-        folders = {folder.name: folder for folder in model_folders(self._root)}
+        folders = {folder.name: folder for folder in self._folders()}
         for name, folder in folders.items():
             now = _fingerprint(folder)
             if self._seen.get(name) != now:
@@ -224,6 +231,17 @@ class LiveRepository:
                 self._manager.unload(name, wait_for_old=False)
             except ModelNotFoundError:
                 continue  # It never was a model.
+
+    def _folders(self) -> list[Path]:
+        return model_folders(self._root, self._warn_once)
+
+    def _warn_once(self, name: str) -> None:
+        """Clients make this look at the disk as often as they like, so a name is told once."""
+        with self._lock:
+            if name in self._told or len(self._told) >= _MAX_TOLD:
+                return
+            self._told.add(name)
+        warn_of_name(name)
 
     def _check_explicit(self) -> None:
         if self.mode is not ControlMode.EXPLICIT:

@@ -16,7 +16,6 @@ LOADING ----------> READY ----------> UNLOADING ----------> UNAVAILABLE ("unload
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -27,10 +26,10 @@ from tengserve_backend.errors import (
     InvalidRequestError,
     ModelNotReadyError,
     ShuttingDownError,
-    TengserveError,
 )
 from tengserve_backend.inference.llm import LlmTensorModel
 from tengserve_backend.inference.model import Configured, TensorModel
+from tengserve_backend.repository.attempt import FAILED, STOPPED, attempt
 from tengserve_backend.repository.entries import (
     UNLOADED,
     Entry,
@@ -41,19 +40,16 @@ from tengserve_backend.repository.entries import (
     Table,
     is_engine,
     takes_tensors,
+    unanswered,
 )
+from tengserve_backend.repository.leaving import Leaving, run
 from tengserve_backend.repository.served import ServedEngine, ServedTensorModel
 from tengserve_backend.repository.source import ModelSource, Progress
 
 __all__ = ["ModelManager", "ModelState", "ModelStatus"]
 
-_log = logging.getLogger(__name__)
-
 RETIRE_TIMEOUT_S = 60.0
 """How long answers of a model that is replaced or unloaded may take, when the caller does not say."""
-
-_STOPPED = "The server is stopping."
-_FAILED = "The model failed to load; the server's log says why."
 
 
 def _ignore(model: str, stage: str, fraction: float) -> None:
@@ -86,7 +82,6 @@ class ModelManager:
             released: called when a model that was loaded from a source has stopped, from the thread that stopped it.
         """
         self._as_tensors = as_tensors
-        self._released = released
         self._make = load
         self._progress = progress
         self._lock = threading.Lock()
@@ -94,8 +89,7 @@ class ModelManager:
         self._stopping = threading.Event()
         self._started = threading.Event()
         self._start_failures: list[ModelStatus] = []
-        # Models that nobody finds any more, and that still end what they have.
-        self._retiring: list[Serving] = []
+        self._leaving = Leaving(released)
         self._table = Table()
         for source in sources:
             self._table.add(source)
@@ -160,7 +154,7 @@ class ModelManager:
             with self._lock:
                 self._changed.wait_for(lambda: load.done or self._stopping.is_set())
         elif (old := self._run(entry, load)) is not None:
-            _call(lambda: self._retire(old, retire_timeout_s), f"retire {source.name}", wait=wait_for_old)
+            run(lambda: self._leaving.retire(old, retire_timeout_s), f"retire {source.name}", wait=wait_for_old)
         if load.failure:
             raise ModelNotReadyError(load.failure)
         self._check_running()
@@ -200,9 +194,9 @@ class ModelManager:
             with rest:
                 for _, old in withdrawn:
                     if old is not None:
-                        self._retire(old, retire_timeout_s)
+                        self._leaving.retire(old, retire_timeout_s)
 
-        _call(end, f"unload {name}", wait=wait_for_old)
+        run(end, f"unload {name}", wait=wait_for_old)
 
     def forget(self, name: str) -> None:
         """Drop what is known of a model of which nothing is served, loaded or unloaded."""
@@ -264,25 +258,33 @@ class ModelManager:
         return all(await asyncio.gather(*(serving.model.drain(timeout_s) for serving in there)))
 
     def stop(self) -> None:
-        """Stop every model and make running loads and unloads end soon. Blocks until the models have stopped.
+        """Stop every model, all side by side, and make running loads and unloads end soon. Blocks until all have.
 
         Harmless when called again. A load that completes afterwards is undone by the thread that made it.
         """
         with self._lock:
             self._stopping.set()
             there = self._all_serving()
-            self._retiring.clear()
             for entry in self._table.all():
                 entry.serving = None
-                entry.failure = entry.failure or _STOPPED
+                entry.failure = entry.failure or STOPPED
             self._changed.notify_all()
-        for serving in there:
-            self._stop_model(serving)
+        self._leaving.stop_all(there)
+
+    def unfinished(self) -> int:
+        """Answers that somebody waits for, of models that leave too."""
+        with self._lock:
+            there = self._all_serving()
+        return sum(unanswered(serving.model) for serving in there)
+
+    def stopping(self) -> tuple[str, ...]:
+        """Names of models that were told to stop and have not."""
+        return self._leaving.stopping()
 
     # Under the lock.
 
     def _all_serving(self) -> list[Serving]:
-        return [entry.serving for entry in self._table.all() if entry.serving is not None] + self._retiring
+        return [entry.serving for entry in self._table.all() if entry.serving is not None] + self._leaving.draining()
 
     # Taking the lock themselves.
 
@@ -324,7 +326,7 @@ class ModelManager:
 
     def _check_running(self) -> None:
         if self._stopping.is_set():
-            raise ShuttingDownError(_STOPPED)
+            raise ShuttingDownError(STOPPED)
 
     @contextmanager
     def _change(self, entry: Entry) -> Iterator[None]:
@@ -345,7 +347,7 @@ class ModelManager:
         with self._lock:
             old, entry.serving, entry.unloading = entry.serving, None, True
             if old is not None:
-                self._retiring.append(old)
+                self._leaving.add(old)
             return old
 
     def _end_unload(self, entry: Entry) -> None:
@@ -354,14 +356,14 @@ class ModelManager:
 
     def _run(self, entry: Entry, load: Load) -> Serving | None:
         """Load and take over; what answered until now. The failure, if any, is in `load`."""
-        old, failure = None, _FAILED
+        old, failure = None, FAILED
         try:
             with self._change(entry):
                 model, failure = self._try(load.source)
                 if model is not None:
                     old = self._take_over(entry, Serving(load.source, model))
         except ShuttingDownError:
-            failure = _STOPPED  # It waited for its turn.
+            failure = STOPPED  # It waited for its turn.
         finally:
             with self._lock:
                 load.done, load.failure = True, failure
@@ -379,9 +381,9 @@ class ModelManager:
                 old, entry.serving = entry.serving, new
                 entry.source, entry.failure = new.source, ""
                 if old is not None:
-                    self._retiring.append(old)
+                    self._leaving.add(old)
                 return old
-        self._stop_model(new)
+        self._leaving.stop(new)
         return None
 
     def _try(self, source: ModelSource) -> tuple[Engine | TensorModel | None, str]:
@@ -391,41 +393,4 @@ class ModelManager:
             self._check_running()
             self._progress(source.name, stage, fraction)
 
-        try:
-            return self._make(source, report), ""
-        except ShuttingDownError:
-            return None, _STOPPED
-        except TengserveError as error:
-            cause = error.__cause__
-            _log.error("model %s, version %s: %s", source.name, source.version, error.message, exc_info=cause)
-            return None, error.message
-        except Exception:  # noqa: BLE001 - loading runs other people's code, which may raise anything
-            _log.exception("model %s, version %s failed to load", source.name, source.version)
-            return None, _FAILED
-
-    def _retire(self, old: Serving, timeout_s: float) -> None:
-        """Let a model of `_retiring` end what it has, and stop it."""
-        try:
-            if not asyncio.run(old.model.drain(timeout_s)):
-                _log.warning("model %s: answers that took over %g s more were aborted", old.source.name, timeout_s)
-        finally:
-            self._stop_model(old)
-            with self._lock:
-                # `stop` may have been here.
-                self._retiring = [other for other in self._retiring if other is not old]
-
-    def _stop_model(self, old: Serving) -> None:
-        """Stop one model; a failure is logged, for the others have to be stopped too."""
-        try:
-            old.model.stop()
-        except Exception:  # noqa: BLE001 - whatever a broken device raises, the other models must stop too
-            _log.exception("model %s did not stop cleanly", old.source.name)
-        self._released(old.source)
-
-
-def _call(call: Callable[[], None], name: str, *, wait: bool) -> None:
-    """Run it here, or in a thread of its own. The thread ends soon after `stop`, which aborts what it waits for."""
-    if wait:
-        call()
-    else:
-        threading.Thread(target=call, name=name, daemon=True).start()
+        return attempt(self._make, source, report)

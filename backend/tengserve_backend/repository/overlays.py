@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import errno
+import fcntl
+import itertools
 import logging
+import os
 import re
 import shutil
+import stat
 import tempfile
 import threading
 from collections.abc import Mapping
@@ -19,18 +23,27 @@ MAX_BYTES = 1 << 30
 """Of one request, whatever its dialect takes."""
 MAX_DEPTH = 16
 
+_PREFIX = "tengserve-models-"
+_LOCK = "lock"
 _PART = re.compile(r"[A-Za-z0-9._+@=-]{1,255}", re.ASCII)
 
 _log = logging.getLogger(__name__)
 
 
 class Overlays:
-    """Owns the folders. May be called from any thread."""
+    """Owns the folders, all of them in one of this process, which is there while one is. May be called from any thread.
+
+    A process that is killed cannot remove its folder. It holds a lock on a file in there as long as it lives, whatever
+    ends it; so the next server of the same user tells what is left behind from what is in use.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         # Sources that somebody may still load from or serve, by the folder of their model.
         self._users: dict[Path, int] = {}
+        self._root: Path | None = None
+        self._held: int | None = None
+        self._numbers = itertools.count(1)
 
     def write(self, name: str, files: Mapping[str, bytes]) -> Path:
         """A new folder of a model with these files in it. It has one user, its maker: `drop` it at last.
@@ -43,12 +56,11 @@ class Overlays:
             InvalidRequestError: a path leaves the folder or is too long, or there are too many files or bytes.
         """
         checked = _checked(files)
-        # The folder is readable for this user alone.
-        folder = Path(tempfile.mkdtemp(prefix="tengserve-model-"), name)
         with self._lock:
+            folder = self._own_folder() / str(next(self._numbers)) / name
             self._users[folder] = 1
         try:
-            folder.mkdir()
+            folder.mkdir(parents=True)
             for path, content in checked.items():
                 target = folder.joinpath(*path)
                 target.parent.mkdir(parents=True, exist_ok=True)
@@ -82,20 +94,76 @@ class Overlays:
             if left != 0:
                 return
             del self._users[folder]
-        _remove(folder)
+            if self._users:
+                _remove(folder.parent)
+            else:
+                self._remove_own()
 
     def close(self) -> None:
-        """Remove every folder; for the end of the process."""
+        """Remove every folder; for the end of the process. Harmless when called again."""
         with self._lock:
-            folders = list(self._users)
             self._users.clear()
-        for folder in folders:
+            self._remove_own()
+
+    def _own_folder(self) -> Path:
+        """The folder of this process, made with the first model's. Under the lock."""
+        if self._root is None:
+            # It is readable for this user alone.
+            root = Path(tempfile.mkdtemp(prefix=_PREFIX))
+            try:
+                self._held = _hold(root)
+            except OSError:
+                _remove(root)
+                raise
+            self._root = root
+        return self._root
+
+    def _remove_own(self) -> None:
+        """Under the lock."""
+        if self._root is not None and self._held is not None:
+            _remove(self._root)
+            os.close(self._held)
+        self._root = self._held = None
+
+
+def _hold(root: Path) -> int:
+    """A descriptor of the folder's lock, which is held until it is closed."""
+    # Whoever sees the file under its name finds it locked.
+    unnamed = root / f"{_LOCK}.new"
+    held = os.open(unnamed, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        unnamed.rename(root / _LOCK)
+    except OSError:
+        os.close(held)
+        raise
+    return held
+
+
+def remove_left_behind() -> None:
+    """Remove the folders of processes of this user that were killed before they could."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        try:
+            of = folder.lstat()
+            if not stat.S_ISDIR(of.st_mode) or of.st_uid != os.getuid():
+                continue
+            held = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError:
+            continue  # Somebody else removes it, or makes it just now.
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            continue  # Its process lives.
+        else:
+            _log.info("removing the files of load requests to a server that was killed")
             _remove(folder)
+        finally:
+            os.close(held)
 
 
 def _remove(folder: Path) -> None:
     try:
-        shutil.rmtree(folder.parent)
+        shutil.rmtree(folder)
     except OSError as error:
         _log.warning("files of a load request were not removed (%s)", error.strerror)
 

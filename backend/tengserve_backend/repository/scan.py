@@ -22,7 +22,8 @@ _log = logging.getLogger(__name__)
 
 _MAX_PATH_CHARS = 1000
 
-_NAME = re.compile(r"[A-Za-z0-9._-]{1,256}", re.ASCII)
+# No file system has folders with longer names.
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,255}", re.ASCII)
 _VERSION = re.compile(r"[1-9][0-9]{0,17}", re.ASCII)
 _FILE_SYSTEM_FOLDERS = {"lost+found"}
 """What a freshly made volume has at its root."""
@@ -68,13 +69,31 @@ def check_repository(root: Path) -> str:
     return where
 
 
-def model_folders(root: Path) -> list[Path]:
+def warn_of_name(name: str) -> None:
+    """Tell the operator of a folder whose name is no text."""
+    _log.warning("the folder %s of the model repository is left out: its name is not UTF-8", shown(name))
+
+
+def model_folders(root: Path, no_text: Callable[[str], None] = warn_of_name) -> list[Path]:
     """The folders of the models, by name, whatever is in them.
+
+    Args:
+        root: the repository.
+        no_text: called with each name that is not UTF-8. Such a folder is left out: no client could be told of it.
 
     Raises:
         ConfigurationError: the repository cannot be read.
     """
-    return [folder for folder in _folders(root, "the model repository") if folder.name not in _FILE_SYSTEM_FOLDERS]
+    folders = []
+    for folder in _folders(root, "the model repository"):
+        try:
+            folder.name.encode()
+        except UnicodeEncodeError:
+            no_text(folder.name)
+            continue
+        if folder.name not in _FILE_SYSTEM_FOLDERS:
+            folders.append(folder)
+    return folders
 
 
 def is_model_name(name: str) -> bool:
@@ -109,7 +128,7 @@ def scan_model(folder: Path) -> list[ModelSource]:
     name = folder.name
     if not _NAME.fullmatch(name):
         raise ConfigurationError(
-            f'a model\'s folder must be named with 1 to 256 letters, digits, ".", "_" or "-", not "{shown(name)}"'
+            f'a model\'s folder must be named with 1 to 255 letters, digits, ".", "_" or "-", not "{shown(name)}"'
         )
     config_file = _config_of(folder)
     return model_sources(folder, config_file)

@@ -141,12 +141,37 @@ def test_unloading_what_is_not_loaded(tmp_path, world):
             here.live.unload(name)
 
 
-@pytest.mark.parametrize("name", ["nobody", "..", ".", "a/../b", "", "x" * 300, "a\0"])
-def test_what_is_no_model_is_not_loaded(tmp_path, world, name):
+@pytest.mark.parametrize("files", [{}, {"1/model.py": b""}])
+@pytest.mark.parametrize("name", ["..", ".", "a/../b", "", "x" * 256, "x" * 5000, "a\0", "a\n", "\udcff", ".b", "é"])
+def test_a_name_that_no_model_can_have_is_the_clients_fault(tmp_path, world, name, files):
+    add(tmp_path, "b")
+    with pytest.raises(ControlError, match=r"^failed to load '.*', failed to poll from model repository$") as e:
+        world().live.load(name, "{}", files)
+    assert e.value.code is ErrorCode.INVALID_ARG
+
+
+@pytest.mark.parametrize("name", ["nobody", "x" * 255])
+def test_a_model_that_is_not_there_is_not_loaded(tmp_path, world, name):
     add(tmp_path, "b")
     with pytest.raises(ControlError, match=r"^failed to load '.*', failed to poll from model repository$") as e:
         world().live.load(name)
     assert e.value.code is ErrorCode.INTERNAL
+
+
+@pytest.mark.parametrize("mode", list(ControlMode))
+def test_a_folder_whose_name_is_no_text_is_left_out_and_told_once(tmp_path, world, mode, caplog):
+    add(tmp_path, "a")
+    os.mkdir(os.fsencode(tmp_path) + b"/\xffb")
+    here = world(mode, "*") if mode is ControlMode.EXPLICIT else world(mode)
+    assert here.states() == ["a:1:READY:"]
+    caplog.clear()
+    for _ in range(3):
+        assert here.live.names() == ["a"]
+    here.live.poll()
+    assert caplog.text.count("the folder \\udcffb of the model repository is left out: its name is not UTF-8") == (
+        # A poll has looked at the disk, and told of it, when it began.
+        0 if mode is ControlMode.POLL else 1
+    )
 
 
 def test_a_failure_is_told_and_what_was_served_stays(tmp_path, world):

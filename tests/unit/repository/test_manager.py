@@ -174,6 +174,34 @@ def test_stop_stops_every_engine_once_even_if_one_fails() -> None:
         manager.engine("a")
 
 
+def test_a_model_that_hangs_while_it_stops_takes_no_time_of_the_others() -> None:
+    loader = Loader()
+    manager = ModelManager([source("a"), source("b")], loader)
+    manager.load_all()
+    released, stopped = threading.Event(), threading.Event()
+    hanging, quick = loader.made
+
+    def hang() -> None:
+        assert released.wait(30)
+
+    hanging.stop, quick.stop = hang, stopped.set  # type: ignore[method-assign]
+    thread = threading.Thread(target=manager.stop)
+    thread.start()
+    assert stopped.wait(30)
+    until(lambda: manager.stopping() == ("a",))
+    released.set()
+    thread.join(30)
+    assert manager.stopping() == ()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    for _ in range(3000):
+        if condition():
+            return
+        threading.Event().wait(0.01)
+    raise AssertionError("it did not happen")
+
+
 def test_stop_ends_a_running_load_at_its_next_report() -> None:
     started, stopped = threading.Event(), threading.Event()
     made: list[FakeEngine] = []
