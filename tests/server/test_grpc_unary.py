@@ -345,9 +345,22 @@ async def test_big_tensors_pass_and_bigger_messages_are_refused(server: Grpc) ->
 
 
 async def test_a_message_of_countless_parts_is_refused_before_it_takes_memory(server: Grpc) -> None:
-    code, message = await refusal(server.send("ModelInfer", b"\x2a\x00" * 1_000_000))
-    assert code is grpc.StatusCode.INVALID_ARGUMENT
-    assert "at most 16384 fields" in message
+    request = infer_request("echo")
+    parameters = request.inputs.add(name="X", datatype="INT32").parameters
+    for number in range(20_000):
+        parameters[str(number)].bool_param = True
+    settings = message_class(schema().service(INFERENCE).methods_by_name["TraceSetting"].input_type)()
+    settings.settings["x"].value.extend([""] * 20_000)
+    for method, sent in (("ModelInfer", b"\x2a\x00" * 1_000_000), ("ModelInfer", request), ("TraceSetting", settings)):
+        code, message = await refusal(server.send(method, sent))
+        assert code is grpc.StatusCode.INVALID_ARGUMENT
+        assert "at most 16384 fields" in message
+
+
+async def test_a_message_of_countless_elements_is_taken(server: Grpc) -> None:
+    tensor = {"name": "X", "datatype": "BYTES", "shape": [20_000], "contents": {"bytes_contents": [b"a"] * 20_000}}
+    response = await server.send("ModelInfer", infer_request("echo", inputs=[tensor]))
+    assert response.raw_output_contents[0] == b"\1\0\0\0a" * 20_000
 
 
 @pytest.mark.parametrize("data", [b"\xff\xff", b"\x2a\x05a", b"\x0b" * 40_000, b"\x3a\xff\xff\xff\xff\x0f" + bytes(99)])

@@ -21,7 +21,9 @@ Message = Any
 """A protobuf message; its class is made at run time."""
 
 MAX_FIELDS: Final = 16 * 1024
-"""Fields of a message, those within them not counted. Ten million empty ones fit into a message and take gigabytes."""
+"""Fields of a message and of those within it, elements of tensors not counted. Millions fit into a message that take
+gigabytes and a minute."""
+_ELEMENTS: Final = "inference.InferTensorContents"
 _SMALL_BYTES: Final = 2 * MAX_FIELDS
 
 _HEALTH_PROTO: Final = """
@@ -138,7 +140,7 @@ def parse(kind: type[Message], data: bytes) -> Message:
         InvalidRequestError: they hold another message or none.
     """
     name = kind.DESCRIPTOR.full_name
-    if len(data) > _SMALL_BYTES and not _has_few_fields(data):
+    if len(data) > _SMALL_BYTES and _fields_left(data, 0, len(data), kind.DESCRIPTOR, MAX_FIELDS) < 0:
         raise InvalidRequestError(f"a message {name} has at most {MAX_FIELDS} fields, or these bytes are none")
     try:
         return kind.FromString(data)
@@ -146,12 +148,21 @@ def parse(kind: type[Message], data: bytes) -> Message:
         raise InvalidRequestError(f"the request is no message {name}") from None
 
 
-def _has_few_fields(data: bytes) -> bool:
-    """Whether these bytes hold at most MAX_FIELDS fields one after the other; says nothing of what is in them."""
-    offset = 0
-    for _ in range(MAX_FIELDS + 1):
-        if offset == len(data):
-            return True
+def _fields_left(data: bytes, offset: int, end: int, kind: Any, left: int) -> int:
+    """How many fewer fields than `left` there are, those of messages within messages counted.
+
+    Args:
+        data: holds the message from `offset` to `end`.
+        kind: descriptor of the message.
+        left: how many there may be.
+
+    Returns:
+        Less than 0 when there are more, or these bytes are no message.
+    """
+    while offset < end:
+        left -= 1
+        if left < 0:
+            return -1
         tag, offset = _varint(data, offset)
         match tag & 7:
             case 0:
@@ -160,14 +171,16 @@ def _has_few_fields(data: bytes) -> bool:
                 offset += 8
             case 2:
                 size, offset = _varint(data, offset)
+                field = kind.fields_by_number.get(tag >> 3)
+                inner = None if field is None else field.message_type
+                if inner is not None and inner.full_name != _ELEMENTS and offset + size <= end:
+                    left = _fields_left(data, offset, offset + size, inner, left)
                 offset += size
             case 5:
                 offset += 4
             case _:
-                return False
-        if offset > len(data):
-            return False
-    return False
+                return -1
+    return left if offset == end else -1
 
 
 def _varint(data: bytes, offset: int) -> tuple[int, int]:
