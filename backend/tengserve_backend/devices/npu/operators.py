@@ -18,9 +18,6 @@ import torch
 
 from tengserve_backend.errors import OperatorError
 
-HEAD_DIMS = (64, 128)
-"""Head sizes of paged attention on packed queries. 192 works too, but not for values in pages; others not at all."""
-
 HALF_DTYPES = (torch.float16, torch.bfloat16)
 """What attention computes in."""
 
@@ -28,6 +25,8 @@ MASK_SIZE = 2048
 """Rows and columns of the one mask that causal attention takes, whatever the lengths."""
 
 _FLOATS = (*HALF_DTYPES, torch.float32)
+# Of packed queries over pages. 192 is there too, but not for values in pages; nothing else is.
+_HEAD_DIMS = (64, 128)
 _MAX_BATCH = 4096
 _MAX_HEADS = 256
 _MAX_GROUP = 64
@@ -157,6 +156,21 @@ def attention(
     return answer  # type: ignore[no-any-return]  # torch.ops is untyped
 
 
+def attention_rule(heads: int, kv_heads: int, dim: int, dtype: torch.dtype) -> str:
+    """The rule of `attention` that such queries, keys and values break: one clause, or ""."""
+    if dtype not in HALF_DTYPES:
+        return f"dtype must be float16 or bfloat16, not {str(dtype).removeprefix('torch.')}"
+    if dim not in _HEAD_DIMS:
+        return f"head dim must be {' or '.join(map(str, _HEAD_DIMS))}, not {dim}"
+    if heads > _MAX_HEADS:
+        return f"heads must be at most {_MAX_HEADS}, not {heads}"
+    if heads % kv_heads or heads > kv_heads * _MAX_GROUP:
+        return f"heads must be a multiple of the {kv_heads} of keys, at most {_MAX_GROUP} times as many, not {heads}"
+    if kv_heads * dim > _MAX_PAGE_WIDTH:
+        return f"heads of keys times head dim must be at most {_MAX_PAGE_WIDTH}, not {kv_heads * dim}"
+    return ""
+
+
 def _check_attention(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, kv_heads: int, window: int | None
 ) -> None:
@@ -164,29 +178,11 @@ def _check_attention(
     name = Operator.ATTENTION
     _require(name, "query", query.dim() == 3, "[T, heads, dim]", query.shape)
     _, heads, dim = query.shape
-    _require(name, "query.dtype", query.dtype in HALF_DTYPES, "float16 or bfloat16", query.dtype)
-    _require(name, "head dim", dim in HEAD_DIMS, "64 or 128", dim)
-    _require(name, "heads", heads <= _MAX_HEADS, "at most {}", heads, _MAX_HEADS)
-    _require(
-        name,
-        "heads",
-        heads % kv_heads == 0 and heads // kv_heads <= _MAX_GROUP,
-        "a multiple of the {} heads of keys, at most {} times as many",
-        heads,
-        kv_heads,
-        _MAX_GROUP,
-    )
-    _require(
-        name,
-        "keys",
-        keys.dim() == 3 and keys.shape[2] == kv_heads * dim,
-        "[blocks, block size, heads * dim]",
-        keys.shape,
-    )
+    if reason := attention_rule(heads, kv_heads, dim, query.dtype):
+        raise OperatorError(f"{name.value}: {reason}")
+    paged = keys.dim() == 3 and keys.shape[2] == kv_heads * dim
+    _require(name, "keys", paged, "[blocks, block size, heads * dim]", keys.shape)
     _require(name, "values", values.shape == keys.shape, "of the keys' shape {}", values.shape, keys.shape)
-    _require(
-        name, "heads * dim of pages", keys.shape[2] <= _MAX_PAGE_WIDTH, "at most {}", keys.shape[2], _MAX_PAGE_WIDTH
-    )
     size = keys.shape[1]
     _require(name, "block size", size % 128 == 0 and size <= 512, "128, 256, 384 or 512", size)
     for field, tensor in (("query", query), ("keys", keys), ("values", values)):

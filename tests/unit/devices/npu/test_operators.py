@@ -52,15 +52,15 @@ def scatter_call(**changes):
 
 
 BROKEN_ATTENTION = {
-    "query.dtype must be float16 or bfloat16, not torch.float32": {"query": torch.zeros(4, HEADS, DIM)},
+    "dtype must be float16 or bfloat16, not float32": {"query": torch.zeros(4, HEADS, DIM)},
     "query must be [T, heads, dim], not [1, 4, 4, 64]": {"query": torch.zeros(1, 4, HEADS, DIM)},
     "head dim must be 64 or 128, not 80": {"query": torch.zeros(4, HEADS, 80).half()},
     "head dim must be 64 or 128, not 256": {"query": torch.zeros(4, HEADS, 256).half()},
     "heads must be at most 256, not 258": {"query": torch.zeros(4, 258, DIM).half()},
-    "heads must be a multiple of the 2 heads of keys, at most 64 times as many, not 130": {
+    "heads must be a multiple of the 2 of keys, at most 64 times as many, not 130": {
         "query": torch.zeros(4, 130, DIM).half()
     },
-    "heads must be a multiple of the 2 heads of keys, at most 64 times as many, not 3": {
+    "heads must be a multiple of the 2 of keys, at most 64 times as many, not 3": {
         "query": torch.zeros(4, 3, DIM).half()
     },
     "keys must be [blocks, block size, heads * dim], not [6, 128, 64]": {"keys": torch.zeros(6, 128, 64).half()},
