@@ -133,6 +133,50 @@ async def test_an_llm_answers_the_same_over_every_way(tiny_server: ServerProcess
     assert answer.json()["text_output"] == text_of(whole)
 
 
+@pytest.mark.parametrize("way", ["stream cancelled", "call cancelled", "connection lost"])
+async def test_an_llm_stops_for_a_client_that_has_left(tiny_server: ServerProcess, way: str) -> None:
+    before = await asyncio.to_thread(_when_idle, tiny_server.url)
+    long = {"max_tokens": {"int64_param": 900}, "ignore_eos": {"bool_param": True}}
+    streaming = {"stream": {"bool_param": True}, **long}
+    async with calls_to(tiny_server.grpc_address) as calls:
+        if way == "call cancelled":
+            call = calls.unary("ModelInfer")(prompt("tiny", "a", **long))
+            await asyncio.to_thread(_wait_for_more, tiny_server.url, "generated_tokens_total", before)
+            call.cancel()
+        else:
+            stream = calls.stream()
+            for request_id in ("a", "b"):
+                await stream.write(prompt("tiny", request_id, **streaming))
+            seen: set[str] = set()
+            while len(seen) < 2:
+                seen.add((await stream.read()).infer_response.id)
+            if way == "stream cancelled":
+                stream.cancel()
+    after = await asyncio.to_thread(_when_idle, tiny_server.url)
+    aborted = 1 if way == "call cancelled" else 2
+    assert after["aborted_requests_total"] - before["aborted_requests_total"] == aborted
+    assert after["generated_tokens_total"] - before["generated_tokens_total"] < aborted * 900
+    assert after["kv_cache_free_blocks"] + after["kv_cache_idle_blocks"] == after["kv_cache_blocks"]
+
+
+def _metrics(url: str) -> dict[str, float]:
+    """The values of the model "tiny" by name."""
+    text = httpx.get(f"{url}/metrics", timeout=WAIT_S).text
+    found = re.findall(r'^tengserve_(\w+)\{model="tiny",version="1"\} (\S+)$', text, re.MULTILINE)
+    return {name: float(value) for name, value in found}
+
+
+def _when_idle(url: str) -> dict[str, float]:
+    while (now := _metrics(url))["running_requests"] or now["waiting_requests"]:
+        pass
+    return now
+
+
+def _wait_for_more(url: str, name: str, before: dict[str, float]) -> None:
+    while _metrics(url)[name] == before[name]:
+        pass
+
+
 async def test_what_is_known_of_an_llm(calls: Calls) -> None:
     metadata = await calls.call("ModelMetadata", name="tiny")
     assert (metadata.name, metadata.platform, list(metadata.versions)) == ("tiny", "tengserve", ["1"])
