@@ -50,10 +50,10 @@ class ResponseStatistics:
     """The first responses of all requests to a decoupled model, or the second ones, and so on.
 
     Attributes:
-        compute_infer, compute_output: (count, nanoseconds) of making a response, since the one before it, and of handing
-            it over.
-        success, fail, empty_response, cancel: (count, nanoseconds) of responses with outputs, with an error, of those that
-            only say that they are the last, and of those that nobody waited for any more.
+        compute_infer, compute_output: (count, nanoseconds) of making a response, since the one before it, and of
+            handing it over.
+        success, fail, empty_response, cancel: (count, nanoseconds) of responses with outputs, with an error, of those
+            that only say that they are the last, and of those that nobody waited for any more.
     """
 
     compute_infer: tuple[int, int] = (0, 0)

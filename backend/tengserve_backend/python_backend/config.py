@@ -2,69 +2,21 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tengserve_backend.errors import ConfigurationError, shown
 from tengserve_backend.inference import Datatype, TensorSpec
+from tengserve_backend.python_backend.batching import Batching, read_batching
 from tengserve_backend.python_backend.reshape import Reshape
+from tengserve_backend.python_backend.sequence_batching import SequenceBatching, read_sequence_batching
 
 MAX_INSTANCES = 256
 """Threads of one model."""
 
-MAX_PRIORITY_LEVELS = 4096
-"""Queues of one model."""
-
 _DATATYPES = {datatype.config_name: datatype for datatype in Datatype}
-
-
-class TimeoutAction(enum.Enum):
-    """What becomes of a request that waited too long."""
-
-    REJECT = "REJECT"
-    DELAY = "DELAY"
-
-
-@dataclass(frozen=True, slots=True)
-class QueuePolicy:
-    """Triton's ModelQueuePolicy.
-
-    Attributes:
-        timeout_action: once the timeout passed: refuse the request, or serve it after all others of its level.
-        default_timeout_us: microseconds that a request may wait; 0 is no limit.
-        allow_timeout_override: whether a request may ask for a shorter timeout.
-        max_queue_size: requests that may wait; 0 leaves it to the host's own bound.
-    """
-
-    timeout_action: TimeoutAction = TimeoutAction.REJECT
-    default_timeout_us: int = 0
-    allow_timeout_override: bool = False
-    max_queue_size: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Batching:
-    """Triton's dynamic batching.
-
-    Attributes:
-        preferred_sizes: dispatched as soon as one is reached, ascending.
-        max_delay_ns: how long a smaller batch waits for more requests.
-        preserve_ordering: answer requests in the order in which they came.
-        priority_levels: 1 is the highest; 0 is one level for all.
-        default_level: of requests that name none or one that is not there.
-        default_policy, level_policies: of each level's queue.
-    """
-
-    preferred_sizes: tuple[int, ...] = ()
-    max_delay_ns: int = 0
-    preserve_ordering: bool = False
-    priority_levels: int = 0
-    default_level: int = 0
-    default_policy: QueuePolicy = QueuePolicy()
-    level_policies: Mapping[int, QueuePolicy] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +37,8 @@ class PythonConfig:
         inputs, outputs: as clients see them.
         input_reshapes, output_reshapes: by name, of those that the model has in another shape.
         ragged: inputs whose shapes may differ within a batch.
-        sequence_idle_us: microseconds after which a sequence that sends nothing is forgotten; None without sequences.
-        batching: None: each request runs alone.
+        batching: None: each request runs alone, unless there are sequences.
+        sequences: None: a request stands for itself.
     """
 
     platform: str
@@ -100,7 +52,7 @@ class PythonConfig:
     model_filename: str
     batching: Batching | None
     ragged: frozenset[str]
-    sequence_idle_us: int | None
+    sequences: SequenceBatching | None
 
 
 def read_python_config(config: Mapping[str, Any], model_dir: Path) -> PythonConfig:
@@ -129,8 +81,10 @@ def read_python_config(config: Mapping[str, Any], model_dir: Path) -> PythonConf
         raise ConfigurationError(f"instance_group: a model may have at most {MAX_INSTANCES} instances")
     batching = None
     if "dynamic_batching" in config:
-        batching = _batching(config["dynamic_batching"], max_batch_size)
-    sequences = config.get("sequence_batching")
+        batching = read_batching(config["dynamic_batching"], max_batch_size)
+    sequences = None
+    if "sequence_batching" in config:
+        sequences = read_sequence_batching(config["sequence_batching"], max_batch_size)
     return PythonConfig(
         platform=config["platform"] or config["backend"],
         max_batch_size=max_batch_size,
@@ -143,8 +97,7 @@ def read_python_config(config: Mapping[str, Any], model_dir: Path) -> PythonConf
         model_filename=config["default_model_filename"] or "model.py",
         batching=batching,
         ragged=frozenset(tensor["name"] for tensor in config["input"] if tensor["allow_ragged_batch"]),
-        # Triton's default is a second.
-        sequence_idle_us=None if sequences is None else sequences["max_sequence_idle_microseconds"] or 1_000_000,
+        sequences=sequences,
     )
 
 
@@ -179,40 +132,3 @@ def _labels(filename: str, model_dir: Path) -> tuple[str, ...]:
         return tuple(line.strip() for line in path.read_text("utf-8").splitlines())
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f'label_filename: "{shown(filename)}" cannot be read as text') from error
-
-
-def _batching(given: Mapping[str, Any], max_batch_size: int) -> Batching:
-    sizes = tuple(sorted(set(given["preferred_batch_size"])))
-    if sizes and not 1 <= sizes[0] <= sizes[-1] <= max(1, max_batch_size):
-        raise ConfigurationError(
-            f"dynamic_batching: preferred_batch_size must be in [1, max_batch_size ({max_batch_size})]"
-        )
-    levels, default_level = given["priority_levels"], given["default_priority_level"]
-    if levels > MAX_PRIORITY_LEVELS:
-        raise ConfigurationError(f"dynamic_batching: priority_levels must be at most {MAX_PRIORITY_LEVELS}")
-    if levels and not 1 <= default_level <= levels:
-        raise ConfigurationError(
-            f"dynamic_batching: default_priority_level must be in [1, priority_levels ({levels})], not {default_level}"
-        )
-    policies = {int(level): _policy(policy) for level, policy in given["priority_queue_policy"].items()}
-    for level in policies:
-        if not 1 <= level <= levels:
-            raise ConfigurationError(f"dynamic_batching: priority_queue_policy has a policy for no level, {level}")
-    return Batching(
-        preferred_sizes=sizes,
-        max_delay_ns=given["max_queue_delay_microseconds"] * 1000,
-        preserve_ordering=given["preserve_ordering"],
-        priority_levels=levels,
-        default_level=default_level,
-        default_policy=_policy(given["default_queue_policy"]) if "default_queue_policy" in given else QueuePolicy(),
-        level_policies=policies,
-    )
-
-
-def _policy(given: Mapping[str, Any]) -> QueuePolicy:
-    return QueuePolicy(
-        timeout_action=TimeoutAction(given["timeout_action"]),
-        default_timeout_us=given["default_timeout_microseconds"],
-        allow_timeout_override=given["allow_timeout_override"],
-        max_queue_size=given["max_queue_size"],
-    )

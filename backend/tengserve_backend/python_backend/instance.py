@@ -21,7 +21,7 @@ from tengserve_backend.python_backend.api.module import NAME, enter
 from tengserve_backend.python_backend.api.sender import InferenceResponseSender
 from tengserve_backend.python_backend.counters import Counters
 from tengserve_backend.python_backend.namespace import Namespace
-from tengserve_backend.python_backend.request_queue import RequestQueue
+from tengserve_backend.python_backend.request_queue import Waiting
 from tengserve_backend.python_backend.ticket import Ticket
 
 MAX_OVERLAPPING_REQUESTS = 4096
@@ -55,7 +55,7 @@ class InstanceSetup:
     decoupled: bool
     outputs: tuple[str, ...]
     module: types.ModuleType
-    queue: RequestQueue
+    queue: Waiting
     counters: Counters
 
 

@@ -14,11 +14,12 @@ from tengserve_backend.python_backend.api.metrics import ModelMetrics
 from tengserve_backend.python_backend.api.model_config import ModelConfig
 from tengserve_backend.python_backend.api.module import make_module
 from tengserve_backend.python_backend.bls import Bls, Peers
-from tengserve_backend.python_backend.config import read_python_config
+from tengserve_backend.python_backend.config import PythonConfig, read_python_config
 from tengserve_backend.python_backend.counters import Counters
 from tengserve_backend.python_backend.instance import Instance, InstanceSetup, load_class, said
 from tengserve_backend.python_backend.model import PythonModel, end_instances
-from tengserve_backend.python_backend.request_queue import RequestQueue
+from tengserve_backend.python_backend.request_queue import RequestQueue, Waiting
+from tengserve_backend.python_backend.sequence_queue import SequenceQueue
 from tengserve_backend.repository.config_json import from_json, normalized
 from tengserve_backend.repository.python_models import check_python_config
 from tengserve_backend.repository.source import ModelSource, Progress
@@ -47,11 +48,11 @@ def load_python_model(source: ModelSource, progress: Progress, peers: Peers | No
     module = make_module(source.name, source.version_dir, bls, metrics)
     full_config = copy.deepcopy(dict(source.config))
     instances: list[Instance] = []
-    queue: RequestQueue | None = None
+    queue: Waiting | None = None
     try:
         full_config = _auto_completed(source, full_config, module, progress)
         config = read_python_config(full_config, source.version_dir.parent)
-        queue, counters = RequestQueue(config), Counters(per_response=config.decoupled)
+        queue, counters = _queue(source.name, config), Counters(per_response=config.decoupled)
         setup = InstanceSetup(
             model=source.name,
             version=source.version,
@@ -96,6 +97,12 @@ def load_python_model(source: ModelSource, progress: Progress, peers: Peers | No
         bls=bls,
         metrics=metrics,
     )
+
+
+def _queue(model: str, config: PythonConfig) -> Waiting:
+    if config.sequences is None:
+        return RequestQueue(config)
+    return SequenceQueue(model, config, config.sequences)
 
 
 def _wait(done: Future[_T], progress: Progress, stage: str, fraction: float) -> _T:

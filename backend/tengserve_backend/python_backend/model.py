@@ -23,9 +23,8 @@ from tengserve_backend.python_backend.checks import check_request
 from tengserve_backend.python_backend.config import PythonConfig
 from tengserve_backend.python_backend.counters import Counters
 from tengserve_backend.python_backend.instance import Instance
-from tengserve_backend.python_backend.request_queue import TIMEOUT_EXPIRED, RequestQueue
+from tengserve_backend.python_backend.request_queue import TIMEOUT_EXPIRED, Waiting
 from tengserve_backend.python_backend.reshape import reshaped_inputs
-from tengserve_backend.python_backend.sequences import Sequences
 from tengserve_backend.python_backend.ticket import OrderedAnswers, Ticket
 
 READY_TIMEOUT_S = 5.0
@@ -61,7 +60,7 @@ class PythonModel:
         version: str,
         full_config: Mapping[str, Any],
         config: PythonConfig,
-        queue: RequestQueue,
+        queue: Waiting,
         counters: Counters,
         instances: Sequence[Instance],
         bls: Bls,
@@ -76,11 +75,9 @@ class PythonModel:
         self._instances = tuple(instances)
         self._bls = bls
         self._metrics = metrics
-        keeps_order = config.batching is not None and config.batching.preserve_ordering and not config.decoupled
+        batching = config.batching if config.sequences is None else config.sequences.batching
+        keeps_order = batching is not None and batching.preserve_ordering and not config.decoupled
         self._ordered = OrderedAnswers() if keeps_order else None
-        self._sequences = (
-            None if config.sequence_idle_us is None else Sequences(name, len(self._instances), config.sequence_idle_us)
-        )
         self._lock = threading.Lock()
         self._active: set[Ticket] = set()
         self._idle = threading.Event()
@@ -166,6 +163,8 @@ class PythonModel:
         """
         batch = check_request(self._name, self._config, request)
         request = reshaped_inputs(request, self._config.input_reshapes)
+        if self._config.sequences is not None:
+            request = self._config.sequences.controlled(request)
         ticket = Ticket(request, batch, self._counters, self._ordered, self._ended, self._config.output_reshapes)
         timers = self._admit(ticket)
         try:
@@ -207,8 +206,6 @@ class PythonModel:
         with self._lock:
             if self._closing:
                 raise ShuttingDownError(_STOPPED)
-            if self._sequences is not None:
-                ticket.instance = self._sequences.instance(request)
             self._active.add(ticket)
             self._idle.clear()
             if self._ordered is not None:

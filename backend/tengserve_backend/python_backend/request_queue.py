@@ -11,10 +11,13 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from tengserve_backend.errors import OverloadedError, ShuttingDownError
+from tengserve_backend.python_backend.batches import BatchPlanner
+from tengserve_backend.python_backend.batching import Batching, QueuePolicy, TimeoutAction
 from tengserve_backend.python_backend.checks import request_label
-from tengserve_backend.python_backend.config import Batching, PythonConfig, QueuePolicy, TimeoutAction
+from tengserve_backend.python_backend.config import PythonConfig
 from tengserve_backend.python_backend.ticket import Ticket
 
 MAX_QUEUED_REQUESTS = 10_000
@@ -24,6 +27,47 @@ RETRY_AFTER_S = 1
 QUEUE_FULL = "Exceeds maximum queue size"
 TIMEOUT_EXPIRED = "Request timeout expired"
 """Triton's words, which clients compare."""
+
+
+class Waiting(Protocol):
+    """Where requests wait for an instance. Thread-safe. Ends with `close`."""
+
+    def put(self, ticket: Ticket) -> float | None:
+        """Let a request wait for an instance.
+
+        Returns:
+            Seconds after which `expire` must be called if it still waits; None when it may wait for ever.
+
+        Raises:
+            InvalidRequestError: it does not fit its sequence.
+            OverloadedError: there is no room.
+            ShuttingDownError: the queue is closed.
+        """
+        ...
+
+    def bounds_timeout(self, ticket: Ticket) -> bool:
+        """Whether the timeout of this request says how long it may wait here, and not how long its answer may take."""
+        ...
+
+    def expire(self, ticket: Ticket) -> None:
+        """Apply the policy to a request that waited too long; nothing when an instance has it."""
+        ...
+
+    def remove(self, ticket: Ticket) -> bool:
+        """Take a request out; False when an instance has it, or had it."""
+        ...
+
+    def take(self, instance: int) -> list[Ticket] | None:
+        """The next batch for the instance of this number. Blocks until there is one; None once the queue is closed."""
+        ...
+
+    def close(self) -> None:
+        """Take nothing more, forget what waits, and end every `take`."""
+        ...
+
+    def __len__(self) -> int:
+        """Requests that wait."""
+        ...
 
 
 @dataclass(slots=True)
@@ -48,7 +92,7 @@ class _Level:
 
 
 class RequestQueue:
-    """Thread-safe. Ends with `close`.
+    """See Waiting. Every instance takes from the same lines.
 
     Args:
         config: of the model.
@@ -56,26 +100,16 @@ class RequestQueue:
 
     def __init__(self, config: PythonConfig) -> None:
         self._batching = config.batching
+        self._planner = BatchPlanner(config.batching, config.max_batch_size, config.ragged)
         batching = config.batching or Batching()
         levels = range(1, batching.priority_levels + 1) if batching.priority_levels else (0,)
         self._levels = {level: _Level(batching.level_policies.get(level, batching.default_policy)) for level in levels}
         self._default_level = batching.default_level if batching.priority_levels else 0
-        self._max_batch_size = max(1, config.max_batch_size)
-        self._ragged = config.ragged
-        self._largest_preferred = max(batching.preferred_sizes, default=self._max_batch_size)
         self._changed = threading.Condition()
         self._closed = False
 
     def put(self, ticket: Ticket) -> float | None:
-        """Let a request wait for an instance.
-
-        Returns:
-            Seconds after which `expire` must be called if it still waits; None when it may wait for ever.
-
-        Raises:
-            OverloadedError: the queue of its level is full.
-            ShuttingDownError: the queue is closed.
-        """
+        """See Waiting."""
         asked = ticket.request.priority
         ticket.level = asked if asked in self._levels and asked else self._default_level
         level = self._levels[ticket.level]
@@ -84,7 +118,7 @@ class RequestQueue:
         # As in Triton, a request can only shorten the policy's timeout.
         if policy.allow_timeout_override and 0 < ticket.request.timeout_us < timeout_us:
             timeout_us = ticket.request.timeout_us
-        ticket.signature = self._signature(ticket)
+        ticket.signature = self._planner.signature(ticket)
         ticket.times.enqueued = now = time.monotonic_ns()
         ticket.queue_deadline_ns = now + timeout_us * 1000 if timeout_us else 0
         with self._changed:
@@ -99,11 +133,11 @@ class RequestQueue:
         return timeout_us / 1e6 if timeout_us else None
 
     def bounds_timeout(self, ticket: Ticket) -> bool:
-        """Whether the timeout of this request says how long it may wait here, and not how long its answer may take."""
+        """See Waiting."""
         return self._batching is not None and self._levels[ticket.level].policy.allow_timeout_override
 
     def expire(self, ticket: Ticket) -> None:
-        """Apply the policy to a request that waited too long; nothing when an instance has it."""
+        """See Waiting."""
         with self._changed:
             level = self._levels[ticket.level]
             if ticket not in level.waiting:
@@ -111,7 +145,7 @@ class RequestQueue:
             self._apply_timeout(level, ticket)
 
     def remove(self, ticket: Ticket) -> bool:
-        """Take a request out; False when an instance has it, or had it."""
+        """See Waiting."""
         with self._changed:
             return self._levels[ticket.level].remove(ticket)
 
@@ -120,15 +154,11 @@ class RequestQueue:
             return sum(map(len, self._levels.values()))
 
     def take(self, instance: int) -> list[Ticket] | None:
-        """The next batch for an instance. Blocks until there is one; None once the queue is closed.
-
-        Args:
-            instance: its number; a request that is bound to another is not taken.
-        """
+        """See Waiting."""
         with self._changed:
             while not self._closed:
                 self._apply_timeouts()
-                batch, wait_s = self._plan(instance)
+                batch, wait_s = self._planner.plan(one for level in self._levels.values() for one in level)
                 if batch and wait_s is None:
                     now = time.monotonic_ns()
                     for ticket in batch:
@@ -139,16 +169,14 @@ class RequestQueue:
                 self._changed.wait(wait_s)
             return None
 
-    def close(self) -> list[Ticket]:
-        """Take nothing more and end every `take`; what still waited."""
+    def close(self) -> None:
+        """See Waiting."""
         with self._changed:
             self._closed = True
-            left = [ticket for level in self._levels.values() for ticket in level]
             for level in self._levels.values():
                 level.waiting.clear()
                 level.delayed.clear()
             self._changed.notify_all()
-        return left
 
     # Under the lock.
 
@@ -166,42 +194,3 @@ class RequestQueue:
             self._changed.notify_all()
         else:
             ticket.fail(OverloadedError(TIMEOUT_EXPIRED, retry_after_s=RETRY_AFTER_S))
-
-    def _plan(self, instance: int) -> tuple[list[Ticket], float | None]:
-        """The batch that could go now, and how many seconds it should still wait for more; None is not at all."""
-        batch: list[Ticket] = []
-        size, preferred, complete = 0, 0, False
-        batching = self._batching
-        for ticket in (one for level in self._levels.values() for one in level):
-            if ticket.instance not in (None, instance):
-                continue
-            if batch:
-                grown = size + ticket.batch
-                if grown > self._max_batch_size or ticket.signature != batch[0].signature:
-                    complete = True
-                    break
-                if grown > self._largest_preferred and not preferred:
-                    preferred = len(batch)
-            batch.append(ticket)
-            size += ticket.batch
-            if batching is None:
-                return batch, None
-            if size in batching.preferred_sizes:
-                preferred = len(batch)
-        if not batch or batching is None:
-            return [], None
-        waited_ns = time.monotonic_ns() - min(ticket.times.enqueued for ticket in batch)
-        waits = waited_ns < batching.max_delay_ns
-        if preferred and (waits or batching.max_delay_ns == 0):
-            return batch[:preferred], None
-        if complete or size >= self._largest_preferred or not waits:
-            return batch, None
-        return batch, (batching.max_delay_ns - waited_ns) / 1e9
-
-    def _signature(self, ticket: Ticket) -> object:
-        """What requests must have in common to share a batch: the inputs that they have, and their shapes."""
-        if self._batching is None:
-            return None
-        return frozenset(
-            (tensor.name, None if tensor.name in self._ragged else tensor.shape[1:]) for tensor in ticket.request.inputs
-        )

@@ -66,6 +66,7 @@ class Ticket:
         ordered: the line that it stands in, if answers keep their order.
         on_end: called once, when it ended, from any thread.
         reshapes: by name, of outputs that clients get in another shape.
+        loop: the caller's; None is the running one.
     """
 
     def __init__(
@@ -76,16 +77,16 @@ class Ticket:
         ordered: OrderedAnswers | None,
         on_end: Callable[[Ticket], None],
         reshapes: Mapping[str, Reshape],
+        loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         self.request = request
         self.reshapes = reshapes
         self.batch = batch
         self.times = RequestTimes()
         self.level = 0
-        self.instance: int | None = None
         self.queue_deadline_ns = 0
         self.signature: object = None
-        self.loop = asyncio.get_running_loop()
+        self.loop = loop or asyncio.get_running_loop()
         self._counters = counters
         self._ordered = ordered
         self._on_end = on_end
@@ -96,6 +97,7 @@ class Ticket:
         self._waiter: asyncio.Future[None] | None = None
         self._cancelled = False
         self._ended = False
+        self._unread = False
         self._responses = 0
 
     @property
@@ -107,6 +109,13 @@ class Ticket:
     def ended(self) -> bool:
         """Whether it has its last response, or its error."""
         return self._ended
+
+    def filler(self, request: InferRequest) -> Ticket:
+        """A ticket that stands for nobody, in a batch with this one: it is not counted, and its answer not read."""
+        made = Ticket(request, 1, Counters(per_response=False), None, lambda ticket: None, {}, self.loop)
+        made._unread = True
+        made.times.enqueued = made.times.taken = self.times.taken
+        return made
 
     async def next(self) -> _Item:
         """The next response, or the error that ends the request."""
@@ -174,6 +183,8 @@ class Ticket:
 
     def hand_over(self, item: _Item) -> None:
         """Put a response where the caller finds it."""
+        if self._unread:
+            return
         with self._lock:
             self._items.append(item)
             if isinstance(item, InferResponse):

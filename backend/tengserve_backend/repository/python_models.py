@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tengserve_backend.errors import ConfigurationError, shown
+from tengserve_backend.repository.sequence_batching import check_sequence_batching
 
 MODEL_FILE = "model.py"
 """The file in a version folder that has the class TritonPythonModel."""
@@ -55,16 +56,9 @@ def check_python_config(config: Any, file: str) -> None:
             _log.warning("%s: the parameter %s has no effect: %s", file, key, reason)
     if config.max_batch_size < 0:
         raise ConfigurationError(f"max_batch_size must be 0 or more, not {config.max_batch_size}", file=file)
-    if config.HasField("sequence_batching"):
-        sequences = config.sequence_batching
-        if sequences.control_input or sequences.state:
-            raise ConfigurationError(
-                "sequence_batching: control_input and state are not supported: read correlation_id() and flags() of "
-                "the request",
-                file=file,
-            )
     for kind, tensors in (("input", config.input), ("output", config.output)):
         _check_tensors(kind, tensors, file, batched=config.max_batch_size > 0)
+    check_sequence_batching(config, file)
     model_file(config, file)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from support.python_models import answer, ask, fp32, model
 from tengserve_backend.errors import InvalidRequestError
-from tengserve_backend.inference import Datatype, InferRequest, InferTensor, SequenceFlags
+from tengserve_backend.inference import Datatype, InferRequest, InferTensor
 from tengserve_backend.python_backend import PythonModel
 
 CODE = """
@@ -106,22 +106,3 @@ async def test_the_model_tells_its_tensors(checked: PythonModel) -> None:
         ("MORE", (-1, -1), True),
     ]
     assert (checked.platform, checked.max_batch_size, checked.decoupled) == ("python", 2, False)
-
-
-async def test_a_sequence_stays_with_its_instance(tmp_path: Path) -> None:
-    config = CONFIG + "sequence_batching {} instance_group [{ count: 2 }]"
-    with model(tmp_path, CODE, config) as m:
-
-        async def served_by(key: int | str, *, start: bool = False, end: bool = False) -> object:
-            response = await answer(m, ask(IN, sequence=SequenceFlags(key, start, end)))
-            return response.outputs[0].data[0]
-
-        one, two = await served_by(1, start=True), await served_by("two", start=True)
-        assert one != two
-        for _ in range(3):
-            assert await served_by(1) == one
-        assert await served_by("two", end=True) == two
-        with pytest.raises(InvalidRequestError, match="sequence two to model 'm' must specify the START flag"):
-            await served_by("two")
-        with pytest.raises(InvalidRequestError, match="must specify a non-zero or non-empty correlation ID"):
-            await served_by(0)

@@ -16,6 +16,14 @@ from tengserve_backend.repository.source import Backend, ModelSource
 PYTHON = 'backend: "python"\n'
 
 
+def control(kind: str, values: str, *names: str) -> str:
+    """Sequence batching with control inputs of one kind."""
+    inputs = [
+        f'{{ name: "{name}" control [{{ kind: CONTROL_SEQUENCE_{kind} {values} }}] }}' for name in names or ("B",)
+    ]
+    return f"sequence_batching {{ control_input [{', '.join(inputs)}] }}"
+
+
 def scanned(root: Path, config: str | None, files: tuple[str, ...] = ("1/model.py",)) -> ModelSource:
     for file in files:
         (root / "m" / file).parent.mkdir(parents=True, exist_ok=True)
@@ -71,7 +79,24 @@ def test_the_model_file_may_have_another_name(tmp_path: Path) -> None:
         ),
         ('input [{ name: "A" dims: [2, -1, 6] reshape { shape: [4, -1, 3] } }]', "before, between and after"),
         ('input [{ name: "A" dims: [-1] reshape { shape: [-1, -1] } }]', "must have as many elements"),
-        ('sequence_batching { control_input [{ name: "START" }] }', "control_input and state are not supported"),
+        ('sequence_batching { state [{ input_name: "S" }] }', "state is not supported"),
+        ("sequence_batching { iterative_sequence: true }", "iterative_sequence is not supported"),
+        ('sequence_batching { control_input [{ name: "A" }] }', '"A" must have exactly 1 control, not 0'),
+        (
+            control("READY", "int32_false_true: [0]"),
+            "CONTROL_SEQUENCE_READY needs two values in one of int32_false_true",
+        ),
+        (control("END", "int32_false_true: [0, 1] fp32_false_true: [0, 1]"), "needs two values in one of"),
+        (control("CORRID", "data_type: TYPE_FP32"), "needs a data_type of TYPE_UINT64, .* not TYPE_FP32"),
+        (control("CORRID", "data_type: TYPE_INT32 int32_false_true: [0, 1]"), "and no values"),
+        (control("START", "int32_false_true: [0, 1]", "B", "C"), "CONTROL_SEQUENCE_START must have one tensor"),
+        (control("START", "int32_false_true: [0, 1]", "B", "B"), 'control_input "B" needs a name of its own'),
+        (
+            'input [{ name: "B" data_type: TYPE_FP32 dims: [1] }] ' + control("START", "int32_false_true: [0, 1]"),
+            'control_input "B" needs a name of its own',
+        ),
+        ("sequence_batching { oldest { max_candidate_sequences: 10001 } }", r"must be in \[0, 10000\], not 10001"),
+        ("sequence_batching { direct { minimum_slot_utilization: 1.5 } }", r"must be in \[0, 1\], not 1.5"),
     ],
 )
 def test_what_a_python_model_cannot_have_is_refused(tmp_path: Path, config: str, says: str) -> None:
