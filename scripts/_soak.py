@@ -42,6 +42,9 @@ def resident() -> int:
 
 async def run(folder: Path, requests: int, concurrency: int, timeout_s: float) -> list[str]:
     """What is wrong; figures are printed."""
+    from tengserve_backend.devices.npu.guard import import_torch
+
+    import_torch()
     from support.soak import soak
     from tengserve_backend.engine.load import load_engine
     from tengserve_backend.repository.settings import MemoryBudget, ModelSettings

@@ -140,12 +140,26 @@ def _serve(settings: ServerSettings) -> int:
             check_free(settings.host, settings.grpc_port, "gRPC, see --grpc-port and --no-grpc")
         progress = ProgressPrinter(sys.stderr)
         configure_logging(settings.log_level, progress)
+        _check_device(settings.device)
 
         from tengserve_adapter.server import serve
 
         return serve(settings, sources, listener, progress)
     except ListenError as error:
         return _fail(error.message, RUN_ERROR)
+
+
+def _check_device(device: str) -> None:
+    """Guard the process before anything imports torch, a user's own model among it; see the guard.
+
+    Raises:
+        ConfigurationError: the models are to run on an NPU, and there is none that can be used.
+    """
+    from tengserve_backend.devices.npu.guard import guard
+
+    readiness = guard()
+    if device.startswith("npu") and not readiness.usable:
+        raise ConfigurationError(f"--device is {shown(device)!r}, but {readiness.reason}")
 
 
 def _unknown(argument: str) -> str:

@@ -54,7 +54,7 @@ def serve(
     def load(source: ModelSource, report: Progress) -> Engine | TensorModel:
         began = time.monotonic()
         try:
-            model = load_model(source, report, live)
+            model = load_model(source, report, live, device=settings.device)
         except BaseException:
             progress.failed()
             raise

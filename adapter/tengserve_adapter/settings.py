@@ -6,6 +6,7 @@ import dataclasses
 import math
 import re
 import typing
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from tengserve_adapter.grpc.settings import GrpcSettings, TlsFiles
 from tengserve_adapter.http.settings import HttpSettings
 from tengserve_backend.errors import ConfigurationError, shown
 from tengserve_backend.repository.modes import ControlMode
+from tengserve_backend.repository.settings import DEVICE_RULE, is_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,8 @@ class Option:
         metavar: how a value is called in the help; "" for a switch.
         minimum, maximum: bounds of a number, both included.
         choices: the words that are allowed, when only some are.
+        accepts: whether a word is allowed, when `words` says which are.
+        words: the rule that goes with it.
         repeats: the flag may be given several times; the value is a tuple.
     """
 
@@ -34,10 +38,14 @@ class Option:
     maximum: int | None = None
     choices: tuple[str, ...] = ()
     repeats: bool = False
+    accepts: Callable[[str], bool] | None = None
+    words: str = ""
 
     @property
     def rule(self) -> str:
         """The rule of a value, in words."""
+        if self.words:
+            return self.words
         if self.choices:
             return f"one of {', '.join(self.choices)}"
         if self.minimum is None:
@@ -54,8 +62,10 @@ def _setting(
     maximum: int | None = None,
     choices: tuple[str, ...] = (),
     repeats: bool = False,
+    accepts: Callable[[str], bool] | None = None,
+    words: str = "",
 ) -> Any:
-    option = Option(help_text, metavar, minimum, maximum, choices, repeats)
+    option = Option(help_text, metavar, minimum, maximum, choices, repeats, accepts, words)
     return dataclasses.field(default=default, metadata={"option": option})
 
 
@@ -77,6 +87,13 @@ class ServerSettings:
     # ruff takes _setting() for a mutable default; it makes a dataclass field.
     model_repository: Path = _setting(  # noqa: RUF009
         "Folder with one folder a model, each with config.pbtxt and version folders.", metavar="DIR"
+    )
+    device: str = _setting(
+        "Device of every model whose own `device` is auto. auto: an NPU, or else a CUDA device, when there is one.",
+        default="auto",
+        metavar="DEVICE",
+        accepts=is_device,
+        words=DEVICE_RULE,
     )
     host: str = _setting(
         "Address to listen on, and no other. 0.0.0.0 or :: means every address of the machine.",
@@ -328,6 +345,7 @@ def _check(name: str, rules: Option, value: object) -> None:
         wrong = not all(value)
     elif isinstance(value, str):
         wrong = not value or (bool(rules.choices) and value not in rules.choices)
+        wrong = wrong or (rules.accepts is not None and not rules.accepts(value))
     elif isinstance(value, int | float) and rules.minimum is not None:
         too_large = rules.maximum is not None and value > rules.maximum
         wrong = not math.isfinite(value) or value < rules.minimum or too_large

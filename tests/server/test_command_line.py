@@ -11,6 +11,7 @@ import pytest
 
 from support.model_folders import add_model
 from support.server_process import START_TIMEOUT_S, environment, run_cli
+from support.torch_npu_package import write_torch_npu
 from tengserve_adapter.settings import ServerSettings
 from tengserve_backend.errors import ConfigurationError
 
@@ -49,6 +50,7 @@ def test_help_names_every_flag() -> None:
         (["serve", "--drain-timeout-s", "nan"], "--drain-timeout-s must be from 0 to 86400, got nan"),
         (["serve", "--drain-timeout-s", "soon"], "--drain-timeout-s must be a number from 0 to 86400, got 'soon'"),
         (["serve", "--log-level", "loud"], "--log-level must be one of debug, info, warning, error, got 'loud'"),
+        (["serve", "--device", "gpu"], "--device must be auto, npu, npu:N, cuda, cuda:N or cpu, got 'gpu'"),
         (["serve", "--host", ""], "--host must be at least one character long, got ''"),
         (
             ["serve", "--model-control-mode", "all"],
@@ -107,6 +109,20 @@ def test_a_taken_port_is_one_line(scripted_repository: Path) -> None:
         result = run_cli("serve", "--model-repository", str(scripted_repository), "--http-port", str(port))
     assert one_line(result) == f"cannot listen on 127.0.0.1 port {port}: Address already in use"
     assert result.returncode == 1
+
+
+@pytest.mark.parametrize("device", ["npu", "npu:1"])
+def test_an_npu_that_cannot_be_used_is_one_line(
+    device: str, scripted_repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = ["serve", "--model-repository", str(scripted_repository), "--http-port", "0", "--grpc-port", "0"]
+    result = run_cli(*arguments, "--device", device)
+    assert one_line(result).startswith(f"--device is '{device}', but torch-npu is not installed")
+    assert result.returncode == 2
+    monkeypatch.setenv("PYTHONPATH", str(write_torch_npu(tmp_path)))
+    result = run_cli(*arguments, "--device", device, "--log-level", "error")
+    assert one_line(result).startswith(f"--device is '{device}', but torch-npu is installed, but libascendcl.so")
+    assert "set_env.sh" in result.stderr
 
 
 def test_an_unknown_host_is_one_line(scripted_repository: Path) -> None:

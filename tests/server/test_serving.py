@@ -17,6 +17,7 @@ import pytest
 from support.model_folders import add_model
 from support.server_process import ServerProcess
 from support.tiny_model import build_tiny_model
+from support.torch_npu_package import write_torch_npu
 
 
 def test_it_listens_on_the_address_asked_for_and_no_other(tiny_server: ServerProcess) -> None:
@@ -140,3 +141,27 @@ def test_a_log_record_is_one_line_whatever_the_client_sends(tiny_repository: Pat
         httpx.post(f"{url}/infer", json={"inputs": "Once", forged: 1, "parameters": {"max_new_tokens": 1}}, timeout=60)
         server.wait_for(re.compile("unknown fields ignored"), "stderr")
         assert not any(line.startswith("2026-01-01T00:00:00.000") for line in server.stderr)
+
+
+def test_a_torch_npu_without_cann_keeps_no_model_from_the_cpu(
+    tiny_repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch and transformers both fail to import beside such a torch-npu."""
+    monkeypatch.setenv("PYTHONPATH", str(write_torch_npu(tmp_path)))
+    with ServerProcess("--model-repository", str(tiny_repository), "--device", "cpu") as server:
+        server.wait_until_ready()
+        answer = httpx.post(
+            f"{server.url}/infer", json={"inputs": "Once", "parameters": {"max_new_tokens": 2}}, timeout=60
+        )
+        assert answer.status_code == 200
+        assert sum("NPUs are not used: " in line for line in server.stderr) == 1
+
+
+def test_a_model_that_names_an_npu_fails_to_load_with_what_is_missing(tmp_path: Path) -> None:
+    build_tiny_model(add_model(tmp_path, "tiny", parameters={"device": "npu:0"}))
+    with ServerProcess("--model-repository", str(tmp_path), "--device", "cpu") as server:
+        assert server.wait() == 1
+        assert any(
+            "device is 'npu:0', but torch-npu is not installed: install tengserve[npu]" in line
+            for line in server.stderr
+        )

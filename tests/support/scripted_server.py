@@ -136,7 +136,7 @@ class Script:
         self._engines: list[ScriptedEngine] = []
         threading.Thread(target=self._read, daemon=True).start()
 
-    def load(self, source: ModelSource, progress: Progress, _peers: object) -> ScriptedEngine:
+    def load(self, source: ModelSource, progress: Progress, _peers: object, *, device: str) -> ScriptedEngine:
         if self._stuck:
             progress("waiting for the device", 0.0)
             threading.Event().wait()

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 
 from tengserve_backend.devices.base import DeviceBackend
 from tengserve_backend.devices.cpu import CpuDevice
 from tengserve_backend.devices.cuda import CudaDevice
+from tengserve_backend.devices.npu.device import NpuDevice
+from tengserve_backend.devices.npu.environment import visibility
+from tengserve_backend.devices.npu.guard import import_torch
 from tengserve_backend.errors import ConfigurationError
 
 
@@ -14,20 +19,40 @@ def select_device(setting: str) -> DeviceBackend:
     """The device that the `device` setting names.
 
     Args:
-        setting: auto, cpu, cuda or cuda:N.
+        setting: auto, npu, npu:N, cuda, cuda:N or cpu; auto is the first of NPU, CUDA and CPU that there is.
 
     Raises:
         ConfigurationError: the machine has no such device.
     """
-    if setting == "cpu" or (setting == "auto" and not torch.cuda.is_available()):
-        return CpuDevice()
-    count = torch.cuda.device_count()
+    kind, _, number = setting.partition(":")
+    if kind == "auto":
+        kind = "npu" if import_torch().usable else "cuda" if torch.cuda.is_available() else "cpu"
+    index = int(number or 0)
+    if kind == "npu":
+        return _npu(setting, index)
+    if kind == "cuda":
+        return _cuda(setting, index)
+    return CpuDevice()
+
+
+def _npu(setting: str, index: int) -> NpuDevice:
+    readiness = import_torch()
+    if not readiness.usable:
+        raise ConfigurationError(f"device is {setting!r}, but {readiness.reason}")
+    if index >= readiness.devices:
+        raise ConfigurationError(
+            f"device is {setting!r}, but the process sees NPUs 0 to {readiness.devices - 1}: {visibility(os.environ)}"
+        )
+    return NpuDevice(index)
+
+
+def _cuda(setting: str, index: int) -> CudaDevice:
     if not torch.cuda.is_available():
         raise ConfigurationError(
             f"device is {setting!r} but torch {torch.__version__} finds no CUDA device on this machine; "
             "install a CUDA build of torch and the driver, or set device to cpu"
         )
-    index = 0 if setting in ("auto", "cuda") else int(setting.removeprefix("cuda:"))
+    count = torch.cuda.device_count()
     if index >= count:
         raise ConfigurationError(f"device is {setting!r} but this machine has CUDA devices 0 to {count - 1}")
     return CudaDevice(index)

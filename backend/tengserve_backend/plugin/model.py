@@ -16,6 +16,7 @@ from typing import Any, cast
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
+from tengserve_backend.devices.npu.guard import import_torch
 from tengserve_backend.errors import TengserveError
 from tengserve_backend.inference import (
     Datatype,
@@ -57,6 +58,7 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         """Load the model. Blocks until it can answer."""
         # Imported here because it brings torch: a configuration can be completed without.
+        import_torch()
         from tengserve_backend.engine.load import load_engine
         from tengserve_backend.repository.weights import resolve_weights
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+from tengserve_backend.devices.npu.guard import guard, import_torch
 from tengserve_backend.engine.base import Engine
 from tengserve_backend.inference import TensorModel
 from tengserve_backend.python_backend import Peers, load_python_model
@@ -9,7 +12,9 @@ from tengserve_backend.repository.source import Backend, ModelSource, Progress
 from tengserve_backend.repository.weights import resolve_weights
 
 
-def load_model(source: ModelSource, progress: Progress, peers: Peers | None = None) -> Engine | TensorModel:
+def load_model(
+    source: ModelSource, progress: Progress, peers: Peers | None = None, *, device: str = "auto"
+) -> Engine | TensorModel:
     """Start what serves a model. Blocks until it is ready.
 
     For an LLM, bring the weights into a folder that transformers reads and start an engine on them; for a python
@@ -19,14 +24,19 @@ def load_model(source: ModelSource, progress: Progress, peers: Peers | None = No
         source: what to load.
         progress: told how far it is; an error that it raises ends the load.
         peers: the models that a python model may ask.
+        device: of an LLM whose own setting is auto.
 
     Raises:
         ConfigurationError: settings, weights and machine do not fit, or a python model does not start; the message
             says what to change.
     """
+    guard()
     if source.backend is Backend.PYTHON:
         return load_python_model(source, progress, peers)
+    if source.settings.device == "auto":
+        source = dataclasses.replace(source, settings=dataclasses.replace(source.settings, device=device))
     weights_dir = resolve_weights(source, progress)
+    import_torch()
     # Imported here because it brings torch: reading and checking a repository must stay quick.
     from tengserve_backend.engine.load import load_engine
 

@@ -28,7 +28,10 @@ _UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,3})?)(KiB|MiB|GiB|TiB)", re.ASCII)
 _FRACTION = re.compile(r"0?\.\d{1,6}", re.ASCII)
 _INTEGER = re.compile(r"\d{1,15}", re.ASCII)
-_DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,3})?", re.ASCII)
+_DEVICE = re.compile(r"auto|cpu|(npu|cuda)(:\d{1,3})?", re.ASCII)
+
+DEVICE_RULE = "auto, npu, npu:N, cuda, cuda:N or cpu"
+"""What names a device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +104,13 @@ def _weights(text: str) -> str:
     return text
 
 
+def is_device(text: str) -> bool:
+    """Whether a text follows DEVICE_RULE; whether there is such a device is known when a model loads."""
+    return _DEVICE.fullmatch(text) is not None
+
+
 def _device(text: str) -> str:
-    if text == "npu" or text.startswith("npu:"):
-        raise ValueError("NPU devices are not served yet")
-    if not _DEVICE.fullmatch(text):
+    if not is_device(text):
         raise ValueError
     return text
 
@@ -144,10 +150,11 @@ class ModelSettings:
         default="auto",
         metadata=_setting(
             "device",
-            "auto, cpu, cuda or cuda:N",
+            DEVICE_RULE,
             _device,
             "auto",
-            "What the model runs on; `auto` takes an accelerator when there is one.",
+            "What the model runs on; N counts from 0. `auto` is what `--device` of the server says; without that, an "
+            "NPU or else a CUDA device when there is one.",
         ),
     )
     dtype: str = field(
@@ -157,7 +164,8 @@ class ModelSettings:
             "auto, float32, bfloat16 or float16",
             _one_of("auto", "float32", "bfloat16", "float16"),
             "auto",
-            "The number format of weights and activations; `auto` takes what suits the device.",
+            "The number format of weights and activations; `auto` takes what suits the device. A format that the "
+            "device cannot compute in is an error.",
         ),
     )
     trust_remote_code: bool = field(

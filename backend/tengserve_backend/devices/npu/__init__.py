@@ -1,0 +1,1 @@
+"""Ascend NPUs through torch-npu."""
