@@ -18,6 +18,7 @@ from support.grpc_client import Calls, Message, calls_to, infer_request
 from support.server_process import ServerProcess, run_cli
 from support.triton_process import run_client
 from tengserve_adapter.grpc.schema import HEALTH
+from tengserve_adapter.grpc.settings import TlsFiles
 from tengserve_adapter.settings import ServerSettings
 from tengserve_backend.errors import ConfigurationError
 
@@ -209,6 +210,18 @@ def test_a_taken_port_is_told_at_once(scripted_repository: Path) -> None:
         f"tengserve: error: cannot listen on 127.0.0.1 port {port}: Address already in use"
         " (gRPC, see --grpc-port and --no-grpc)\n"
     )
+
+
+async def test_tls(scripted_repository: Path, tls_files: TlsFiles) -> None:
+    flags = ("--grpc-tls-cert", str(tls_files.certificate), "--grpc-tls-key", str(tls_files.key))
+    credentials = grpc.ssl_channel_credentials(tls_files.certificate.read_bytes())
+    with ready(scripted_repository, *flags) as server:
+        async with grpc.aio.secure_channel(server.grpc_address, credentials) as channel:
+            assert (await Calls(channel).call("ServerReady")).ready is True
+        async with calls_to(server.grpc_address) as calls:
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await calls.call("ServerReady")
+            assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
 def test_wrong_tls_files_are_told(scripted_repository: Path, tmp_path: Path) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import datetime
-import ipaddress
 import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -12,10 +10,6 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 from prometheus_client import REGISTRY
 
 from support.grpc_client import Grpc, Message, infer_request, ints, raw, running
@@ -344,6 +338,16 @@ async def test_big_tensors_pass_and_bigger_messages_are_refused(server: Grpc) ->
         assert (await refusal(small.send("ModelInfer", request)))[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
+async def test_a_compressed_message_is_as_big_as_what_it_holds() -> None:
+    request = raw(infer_request("echo"), "X", "UINT8", [100_000], bytes(100_000)).SerializeToString()
+    async with running(GrpcSettings(port=0, max_message_bytes=50_000)) as server:
+        call = server.unary("ModelInfer")(request, compression=grpc.Compression.Gzip)
+        assert (await refusal(call))[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
+    async with running() as server:
+        call = server.unary("ModelInfer")(request, compression=grpc.Compression.Gzip)
+        assert list((await call).raw_output_contents) == [bytes(100_000)]
+
+
 async def test_a_message_of_countless_parts_is_refused_before_it_takes_memory(server: Grpc) -> None:
     request = infer_request("echo")
     parameters = request.inputs.add(name="X", datatype="INT32").parameters
@@ -512,32 +516,6 @@ async def test_the_server_listens_on_its_own_address_only(server: Grpc) -> None:
     port = int(server.address.rpartition(":")[2])
     with socket.socket() as other, pytest.raises(ConnectionRefusedError):
         other.connect(("127.0.0.2", port))
-
-
-@pytest.fixture(scope="module")
-def tls_files(tmp_path_factory: pytest.TempPathFactory) -> TlsFiles:
-    """A certificate of 127.0.0.1 by itself, and its key."""
-    folder = tmp_path_factory.mktemp("tls")
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "test")])
-    now = datetime.datetime.now(datetime.UTC)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
-        .sign(key, hashes.SHA256())
-    )
-    files = TlsFiles(folder / "certificate.pem", folder / "key.pem")
-    files.certificate.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    files.key.write_bytes(
-        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    )
-    return files
 
 
 async def test_tls(tls_files: TlsFiles) -> None:
