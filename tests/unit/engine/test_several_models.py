@@ -122,8 +122,8 @@ def test_memory_comes_back_to_the_system(tmp_path: Path) -> None:
         check=True,
     )
     memory = json.loads(done.stdout)
-    # The allocator rounds in its own way from cycle to cycle, an arena of 64 MiB at a time: a mean, and the least of the
-    # first and the last cycles. A model that stays behind at each unload would make 300 MiB between these.
+    # The allocator rounds in its own way, an arena of 64 MiB at a time: a mean, and the least of the first and the last
+    # cycles. A model that stays behind at each unload would make 300 MiB between these.
     loaded, unloaded = memory["loaded"], memory["unloaded"]
     assert statistics.mean(loaded) - statistics.mean(unloaded) > 40 * 2**20
     assert min(unloaded[3:]) - min(unloaded[:3]) < 150 * 2**20
