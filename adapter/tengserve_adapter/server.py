@@ -170,7 +170,7 @@ class TengserveServer(ModelServer):  # type: ignore[misc]  # kserve ships no typ
         install(app, self.registered_models, self._settings.http(), control=self._control, draining=draining)
         app.add_middleware(RequestMetrics)
         REGISTRY.register(EngineCollector(self._models))
-        RESTServer("", self.dataplane, self.model_repository_extension, self.http_port).create_application()
+        _Routes("", self.dataplane, self.model_repository_extension, self.http_port).create_application()
         # KServe's handler tells the client the exception's class and text.
         app.add_exception_handler(Exception, _unexpected)
         application: FastAPI = app
@@ -188,6 +188,14 @@ class TengserveServer(ModelServer):  # type: ignore[misc]  # kserve ships no typ
             with contextlib.suppress(TengserveError):  # It takes tensors, or was unloaded just now.
                 commands = sample_commands(self._url, self._models.engine(name).info, is_default=name == default)
         say(ready_text(self._url, ready, failed, default, commands))
+
+
+class _Routes(RESTServer):  # type: ignore[misc]  # kserve ships no type information
+    """KServe's routes and error handlers without its timing of requests: that matches each request with every route
+    once more, for log lines that are off."""
+
+    def _add_middlewares(self, _app: FastAPI) -> None:
+        return
 
 
 class _HttpServer(uvicorn.Server):

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from starlette.types import Message
 
 from support.asgi import RawConnection, app_with, served
 from support.fake_engine import FakeEngine, tokens
+from tengserve_adapter.http.disconnect import ClientDisconnected, while_connected
 
 REQUESTS = [
     ("/infer", {"inputs": "a"}),
@@ -62,3 +64,43 @@ async def test_an_answered_request_is_not_aborted() -> None:
         await connection.post("/infer", {"inputs": "a"})
         assert (await connection.head()).startswith("HTTP/1.1 200")
     assert not engine.generations[0].aborted.is_set()
+
+
+@pytest.mark.parametrize("told_as", [asyncio.CancelledError, RuntimeError])
+async def test_leaving_ends_the_work_whatever_it_makes_of_its_end(told_as: type[BaseException]) -> None:
+    left = asyncio.Event()
+
+    async def receive() -> Message:
+        await left.wait()
+        return {"type": "http.disconnect"}
+
+    async def work() -> None:
+        left.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            raise told_as from None
+
+    before = asyncio.all_tasks()
+    async with asyncio.timeout(20):
+        with pytest.raises(ClientDisconnected):
+            await while_connected({}, receive, work())
+    assert asyncio.all_tasks() == before
+
+
+async def test_a_cancellation_from_elsewhere_stays_one() -> None:
+    began = asyncio.Event()
+
+    async def receive() -> Message:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def work() -> None:
+        began.set()
+        await asyncio.Event().wait()
+
+    task = asyncio.create_task(while_connected({}, receive, work()))
+    await began.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task

@@ -35,7 +35,8 @@ def install(
 ) -> None:
     """Add every route, the replies for what no route takes, and the bounds of request bodies, an app's own included.
 
-    Routes are matched in order, so those of an app that adds its own later come second.
+    Routes are matched in order: those that answer with a model come first, as they are asked for most, and those of an
+    app that adds its own later come last.
 
     Args:
         app: the application.
@@ -47,7 +48,7 @@ def install(
     context = Context(models, settings, draining)
     app.router.redirect_slashes = False
     app.router.routes.extend(
-        [*control_routes(control, settings), *_generation_routes(context), *_health_routes(context)]
+        [*_generation_routes(context), *control_routes(control, settings), *_health_routes(context)]
     )
     app.add_exception_handler(HTTPException, _http_exception)
     app.add_exception_handler(RequestValidationError, _validation_error)
@@ -56,7 +57,9 @@ def install(
 
 
 def _generation_routes(context: Context) -> list[Route]:
+    infer = InferEndpoint(context)
     routes = [
+        *(Route(f"{base}/infer", infer, methods=["POST"]) for base in (_MODEL, _VERSION)),
         Route("/infer", NativeEndpoint(context, Url.INFER, "/infer"), methods=["POST"]),
         Route("/infer_token", NativeEndpoint(context, Url.INFER_TOKEN, "/infer_token"), methods=["POST"]),
     ]
@@ -65,8 +68,6 @@ def _generation_routes(context: Context) -> list[Route]:
         endpoint = TensorGenerateEndpoint(context, llm, stream=stream)
         routes += [Route(f"{base}/{verb}", endpoint, methods=["POST"]) for base in (_MODEL, _VERSION)]
     routes.append(Route("/v1/models/{model}:predict", PredictEndpoint(context), methods=["POST"]))
-    infer = InferEndpoint(context)
-    routes += [Route(f"{base}/infer", infer, methods=["POST"]) for base in (_MODEL, _VERSION)]
     return routes
 
 

@@ -1,4 +1,4 @@
-"""What a route says of its own bodies, where the rules of the whole app do not suit it."""
+"""What a route says of its own bodies: rules, where those of the whole app do not suit it, and that one is parsed."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 _KEY: Final = "tengserve.body_rules"
+_RELEASE: Final = "tengserve.release_body"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,3 +37,15 @@ def body_rules(scope: Scope) -> BodyRules | None:
     """The rules that were set."""
     rules: BodyRules | None = scope.get(_KEY)
     return rules
+
+
+def set_release(scope: Scope, release: Callable[[], None]) -> None:
+    """Say what `release_body` is to call; done by who counts the body."""
+    scope[_RELEASE] = release
+
+
+def release_body(scope: Scope) -> None:
+    """The body is parsed, and its bytes are not needed any more."""
+    release: Callable[[], None] | None = scope.get(_RELEASE)
+    if release is not None:
+        release()

@@ -136,7 +136,7 @@ class GenerationEndpoint(ABC):
         # No name for the raw body: it is gone when it has been parsed.
         call = await parse_body(await read_body(receive), lambda body: self._parse(request, body, engine.info))
         count_ignored(self.label, call.ignored)
-        await while_connected(receive, answer(engine, call, send))
+        await while_connected(request.scope, receive, answer(engine, call, send))
 
 
 def count_ignored(label: str, ignored: Ignored) -> None:

@@ -1,7 +1,7 @@
 """Taking in request bodies, for every route of the app: bounded in bytes, in time, and in bytes held at once.
 
 Nothing is read before the app asks for it, so a reply that needs no body comes at once. When it asks, it gets the whole
-body in one message. It holds the body until it asks for what comes next, or has answered.
+body in one message. The body is held until the app releases it, asks for what comes next, or has answered.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tengserve_adapter.http.body_rules import body_rules
+from tengserve_adapter.http.body_rules import body_rules, set_release
 from tengserve_adapter.http.disconnect import ClientDisconnected
 from tengserve_adapter.http.errors import BodyTimeoutError, response_for
 from tengserve_adapter.http.settings import HttpSettings
@@ -109,6 +109,7 @@ class _Exchange:
             self.release()
             return await self._receive()
         self._asked = True
+        set_release(self._scope, self.release)
         try:
             return {"type": "http.request", "body": await self._whole_body(), "more_body": False}
         except ClientDisconnected:
@@ -161,19 +162,15 @@ class _Exchange:
             raise self._too_large()
 
     async def _next(self, pace: _Pace) -> Message:
-        waiting = asyncio.ensure_future(self._receive())
-        try:
-            while not waiting.done():
-                await asyncio.wait((waiting,), timeout=min(_LOOK_S, pace.left_s()))
-                if not waiting.done():
-                    if self._intake.draining():
-                        raise ShuttingDownError("The service is stopping, and the request was not complete.")
-                    pace.check()
-            return waiting.result()
-        finally:
-            if not waiting.done():
-                waiting.cancel()
-                await asyncio.gather(waiting, return_exceptions=True)
+        while True:
+            try:
+                # No task of its own: nearly always the message is there. The server loses none when it is interrupted.
+                async with asyncio.timeout(min(_LOOK_S, pace.left_s())):
+                    return await self._receive()
+            except TimeoutError:
+                if self._intake.draining():
+                    raise ShuttingDownError("The service is stopping, and the request was not complete.") from None
+                pace.check()
 
     def _max_bytes(self) -> int:
         rules = body_rules(self._scope)

@@ -56,7 +56,7 @@ class PredictEndpoint:
         )
         for call in calls:
             count_ignored(LABEL, call.ignored)
-        texts = await while_connected(receive, _texts(engine, calls))
+        texts = await while_connected(request.scope, receive, _texts(engine, calls))
         await send_json(send, predict.answer(texts))
 
 

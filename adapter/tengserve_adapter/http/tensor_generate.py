@@ -66,9 +66,9 @@ class TensorGenerateEndpoint:
         async with content_of(scope, receive, self._context.settings, self._room, compressed=False) as raw:
             request = await in_thread_if(len(raw) > INLINE_BYTES, lambda: _parse(raw, model, version))
             if self._stream:
-                await while_connected(receive, _events(model, request, send))
+                await while_connected(scope, receive, _events(model, request, send))
             else:
-                await send_json(send, await while_connected(receive, _only(model, request)))
+                await send_json(send, await while_connected(scope, receive, _only(model, request)))
 
 
 def _parse(raw: bytes, model: TensorModel, version: str) -> InferRequest:

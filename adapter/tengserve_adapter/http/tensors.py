@@ -82,21 +82,21 @@ class InferEndpoint:
             large = len(content) > INLINE_BYTES
             body = await in_thread_if(large, lambda: split(content, head_length))
             if isinstance(model, LlmTensorModel) and not body.tail and mindie_infer.is_token_infer(body.head):
-                return await self._token_infer(model.engine, body, receive)
+                return await self._token_infer(model.engine, body, scope, receive)
             if settings.strict_decoupled and model.decoupled:
                 raise _refuses_decoupled()
             parsed, wishes = await in_thread_if(large, lambda: _parse(model, version or "", body))
-            response = await while_connected(receive, infer_once(model, parsed))
+            response = await while_connected(scope, receive, infer_once(model, parsed))
         large = sum(tensor.data.nbytes for tensor in response.outputs) > INLINE_BYTES
         accept = request.headers.get("accept-encoding", "")
         return await in_thread_if(large, lambda: _written(model, parsed, response, wishes, accept))
 
-    async def _token_infer(self, engine: Engine, body: TensorBody, receive: Receive) -> Response:
+    async def _token_infer(self, engine: Engine, body: TensorBody, scope: Scope, receive: Receive) -> Response:
         """Like every MindIE endpoint, errors included."""
         try:
             call = mindie_infer.parse(body.head, engine.info, request_id=uuid.uuid4().hex)
             count_ignored(LABEL, call.ignored)
-            events = await while_connected(receive, whole_answer(engine, call.request))
+            events = await while_connected(scope, receive, whole_answer(engine, call.request))
         except TengserveError as error:
             return response_for(error)
         return Response(call.answer([event.token_id for event in events]), media_type="application/json")
