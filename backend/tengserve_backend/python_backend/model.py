@@ -17,6 +17,7 @@ from tengserve_backend.errors import (
     TengserveError,
 )
 from tengserve_backend.inference import InferRequest, InferResponse, ModelStatistics, TensorSpec
+from tengserve_backend.inference.unary import infer_joined
 from tengserve_backend.python_backend.api.metrics import ModelMetrics
 from tengserve_backend.python_backend.bls import Bls
 from tengserve_backend.python_backend.checks import check_request
@@ -81,7 +82,6 @@ class PythonModel:
         self._lock = threading.Lock()
         self._active: set[Ticket] = set()
         self._idle = threading.Event()
-        self._idle.set()
         self._closing = False
         self._check: concurrent.futures.Future[bool] | None = None
 
@@ -161,11 +161,7 @@ class PythonModel:
             RequestAbortedError: the model was stopped.
             ShuttingDownError: the model takes nothing new.
         """
-        batch = check_request(self._name, self._config, request)
-        request = reshaped_inputs(request, self._config.input_reshapes)
-        if self._config.sequences is not None:
-            request = self._config.sequences.controlled(request)
-        ticket = Ticket(request, batch, self._counters, self._ordered, self._ended, self._config.output_reshapes)
+        ticket = self._ticket(request)
         timers = self._admit(ticket)
         try:
             while True:
@@ -176,17 +172,29 @@ class PythonModel:
                 if item.final:
                     return
         finally:
-            for timer in timers:
-                timer.cancel()
-            if not ticket.ended:
-                ticket.cancel()
-                if self._queue.remove(ticket):
-                    ticket.drop()
+            self._let_go(ticket, timers)
+
+    async def infer_whole(self, request: InferRequest) -> InferResponse:
+        """See inference.unary.AnswersWhole; raises as `infer` does."""
+        if self._config.decoupled:
+            return await infer_joined(self, request)
+        ticket = self._ticket(request)
+        timers = self._admit(ticket)
+        try:
+            item = await ticket.next()
+        finally:
+            self._let_go(ticket, timers)
+        if isinstance(item, TengserveError):
+            raise item
+        return item
 
     async def drain(self, timeout_s: float) -> bool:
         """See Servable."""
         with self._lock:
+            # Nothing is admitted any more: once idle is always idle.
             self._closing = True
+            if not self._active:
+                self._idle.set()
         return await asyncio.to_thread(self._idle.wait, timeout_s)
 
     def stop(self) -> None:
@@ -201,13 +209,28 @@ class PythonModel:
             ticket.cancel()
         end_instances(self._instances, self._bls, self._metrics)
 
+    def _ticket(self, request: InferRequest) -> Ticket:
+        batch = check_request(self._name, self._config, request)
+        request = reshaped_inputs(request, self._config.input_reshapes)
+        if self._config.sequences is not None:
+            request = self._config.sequences.controlled(request)
+        return Ticket(request, batch, self._counters, self._ordered, self._ended, self._config.output_reshapes)
+
+    def _let_go(self, ticket: Ticket, timers: list[asyncio.TimerHandle]) -> None:
+        """Nobody reads on."""
+        for timer in timers:
+            timer.cancel()
+        if not ticket.ended:
+            ticket.cancel()
+            if self._queue.remove(ticket):
+                ticket.drop()
+
     def _admit(self, ticket: Ticket) -> list[asyncio.TimerHandle]:
         request = ticket.request
         with self._lock:
             if self._closing:
                 raise ShuttingDownError(_STOPPED)
             self._active.add(ticket)
-            self._idle.clear()
             if self._ordered is not None:
                 self._ordered.enter(ticket)
         try:
@@ -232,7 +255,7 @@ class PythonModel:
     def _ended(self, ticket: Ticket) -> None:
         with self._lock:
             self._active.discard(ticket)
-            if not self._active:
+            if self._closing and not self._active:
                 self._idle.set()
 
     def _ask_instances(self, check: concurrent.futures.Future[bool]) -> None:

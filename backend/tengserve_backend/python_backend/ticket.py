@@ -91,7 +91,7 @@ class Ticket:
         self._ordered = ordered
         self._on_end = on_end
         self._lock = threading.Lock()
-        self._room = threading.Condition(self._lock)
+        self._room: threading.Condition | None = None
         self._items: collections.deque[_Item] = collections.deque()
         self._unread_bytes = 0
         self._waiter: asyncio.Future[None] | None = None
@@ -125,7 +125,7 @@ class Ticket:
                     item = self._items.popleft()
                     if isinstance(item, InferResponse):
                         self._unread_bytes -= _size(item)
-                    self._room.notify_all()
+                    self._tell_of_room()
                     return item
                 self._waiter = self.loop.create_future()
             await self._waiter
@@ -161,7 +161,7 @@ class Ticket:
         """Nobody waits any more. What runs learns of it through `is_cancelled`."""
         with self._lock:
             self._cancelled = True
-            self._room.notify_all()
+            self._tell_of_room()
 
     def drop(self) -> None:
         """End a cancelled request that no instance has."""
@@ -217,9 +217,15 @@ class Ticket:
             asyncio.get_running_loop()
         except RuntimeError:
             with self._lock:
+                self._room = self._room or threading.Condition(self._lock)
                 # Ends early when the client leaves: then the ticket is cancelled.
                 return self._room.wait_for(has_room, MAX_SEND_WAIT_S)
         return False
+
+    def _tell_of_room(self) -> None:
+        """Wake those who wait for it; under the lock."""
+        if self._room is not None:
+            self._room.notify_all()
 
     def _end(self, item: _Item | None, end: End, *, at_once: bool = False) -> None:
         with self._lock:

@@ -8,6 +8,7 @@ from tengserve_backend.engine.base import Engine, EngineStatus, Generation, Mode
 from tengserve_backend.errors import ShuttingDownError
 from tengserve_backend.generation import GenerationRequest
 from tengserve_backend.inference import InferRequest, InferResponse, ModelStatistics, TensorModel, TensorSpec
+from tengserve_backend.inference.unary import infer_once
 
 
 class ServedEngine:
@@ -149,6 +150,21 @@ class ServedTensorModel:
                 close = getattr(responses, "aclose", None)
                 if close is not None:
                     await close()
+
+    async def infer_whole(self, request: InferRequest) -> InferResponse:
+        """See inference.unary.AnswersWhole. A model refuses a request before it begins, so asking once more is safe.
+
+        Raises:
+            ModelNotReadyError: the model is being unloaded.
+        """
+        while True:
+            try:
+                return await infer_once(self._model, request)
+            except ShuttingDownError:
+                successor = self._find()
+                if successor is self._model:
+                    raise
+                self._model = successor
 
     async def drain(self, timeout_s: float) -> bool:
         """See Servable."""
