@@ -1,0 +1,57 @@
+"""Whether a fused part gives the answer of the part that it would replace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+from tengserve_backend.errors import OperatorError
+
+# Share of the largest element. In half precision transformers rounds between its operators and a fused one does not.
+_BOUNDS = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+
+
+class Left(NamedTuple):
+    """A part that was tried and left.
+
+    Attributes:
+        what: its class or function.
+        reason: one clause.
+    """
+
+    what: str
+    reason: str
+
+
+def disagreement(own: Callable[[], torch.Tensor], fused: Callable[[], torch.Tensor]) -> str:
+    """Why a fused part may not replace another: one clause, or "" when it may.
+
+    Args:
+        own: the other's answer to some input; called first.
+        fused: the fused one's answer to the same.
+    """
+    try:
+        expected = own()
+    except Exception as error:  # noqa: BLE001  # foreign model code that was meant for other input
+        return f"it fails with {type(error).__name__} on random input"
+    bound = _BOUNDS.get(expected.dtype)
+    if bound is None:
+        return f"its answer is in {expected.dtype}"
+    try:
+        got = fused()
+    except OperatorError as error:
+        return error.message
+    except Exception as error:  # noqa: BLE001  # whatever a device's kernel raises only means "not this one"
+        return f"the fused operator fails with {type(error).__name__}"
+    if got.dtype != expected.dtype or got.shape != expected.shape:
+        return f"its answer is {list(expected.shape)} in {expected.dtype}, not {list(got.shape)} in {got.dtype}"
+    share = float((got.float() - expected.float()).abs().max() / expected.float().abs().max())
+    # Written so that NaN disagrees.
+    return "" if share <= bound else f"the answers differ by {share:.1%} of the largest element"
+
+
+def random_input(*shape: int, like: torch.Tensor) -> torch.Tensor:
+    """Normal numbers, the same at every load, in a tensor's dtype and on its device."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(like.device, like.dtype)
