@@ -35,6 +35,7 @@ _TAIL = """
 | 0 | ended by SIGTERM or SIGINT, after the drain |
 | 1 | the address cannot be listened on, a model failed to load, or an engine died |
 | 2 | a mistake on the command line or in the model repository; one line on stderr says which and where |
+| 3 | a device failed, while it served or while a model was loaded onto it; a restart may help |
 | 130, 143 | ended at once by a second SIGINT or SIGTERM |
 
 ## Shutdown

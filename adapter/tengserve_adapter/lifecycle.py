@@ -9,6 +9,8 @@ signal ................ at once not ready and nothing admitted; after pre_drain_
 second signal ......... end now, status 128 + signal; after a failure, and once all is stopped, the status is kept
 load failure .......... with exit_on_error: status 1 at once; else up, not ready
 dead engine ........... its waiters get their errors; short grace; status 1, so that Kubernetes restarts the pod
+lost device ........... the same, also while a model loads, with status 3; the interpreter does not come to its end,
+                        where a library would wait for the device
 ```
 
 Every wait here has a deadline, and every thread is a daemon: whatever hangs in a device driver, the process ends.
@@ -33,6 +35,9 @@ from tengserve_backend.repository.manager import ModelManager, ModelState, Model
 _log = logging.getLogger(__name__)
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+DEVICE_LOST = 3
+"""Exit status when a device failed: a restart may help, and if it does not, the device needs somebody."""
 
 WATCH_INTERVAL_S = 0.5
 FAILURE_GRACE_S = 2.0
@@ -164,6 +169,8 @@ class Lifecycle:
             await asyncio.gather(*helpers, return_exceptions=True)
         _log.log(logging.ERROR if stop.exit_code else logging.INFO, "stopping: %s", stop.reason)
         await self._shut_down(stop, server, http)
+        if stop.exit_code == DEVICE_LOST:
+            end_now(DEVICE_LOST)
         for number in SIGNALS:
             # The event loop's handlers go with it, and the interpreter's end takes seconds.
             loop.remove_signal_handler(number)
@@ -201,15 +208,19 @@ class Lifecycle:
             failed = self._models.start_failures()
             if failed and self._exit_on_error:
                 # The models behind it in the queue could not change that any more.
-                self._end(Stop("; ".join(map(_failure, failed)), 1))
+                code = DEVICE_LOST if self._models.device_lost() else 1
+                self._end(Stop("; ".join(map(_failure, failed)), code))
                 return
         statuses = self._models.statuses()
         if not statuses or any(status.state is ModelState.READY for status in statuses):
             self._announce()
 
     async def _watch_engines(self) -> None:
-        """End the process when an engine that worked no longer does."""
+        """End the process when an engine that worked no longer does, or a device does not."""
         while True:
+            if lost := self._models.device_lost():
+                self._end(Stop(lost, DEVICE_LOST))
+                return
             for model in self._models.statuses():
                 try:
                     status = self._models.engine(model.name, model.version).status()
@@ -217,7 +228,8 @@ class Lifecycle:
                     continue  # Not loaded, or failed to load: there is no engine that could die.
                 if not status.alive:
                     reason = status.failure or "no reason is known"
-                    self._end(Stop(f"the engine of model {model.name}, version {model.version} died: {reason}", 1))
+                    died = f"the engine of model {model.name}, version {model.version} died: {reason}"
+                    self._end(Stop(died, DEVICE_LOST if status.device_lost else 1))
                     return
             await asyncio.sleep(WATCH_INTERVAL_S)
 

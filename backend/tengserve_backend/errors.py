@@ -21,6 +21,7 @@ TengserveError
 │   │   └── ControlError              what was asked of the model repository is refused, or failed
 │   ├── OperatorError             a device's operator would have been called against its rules
 │   └── EngineFailedError         the engine's loop or device is gone
+│       └── DeviceLostError           the device failed: the process has to end
 └── ConfigurationError        the operator's mistake; carries file, line and column
 ```
 
@@ -199,6 +200,10 @@ class OperatorError(ServerError):
 
 class EngineFailedError(ServerError):
     """The engine's loop or its device is gone; no request can be served."""
+
+
+class DeviceLostError(EngineFailedError):
+    """A device failed, and nothing that this process tries on it can succeed any more."""
 
 
 class ConfigurationError(TengserveError):

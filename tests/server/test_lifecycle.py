@@ -193,6 +193,28 @@ def test_a_dead_engine_fails_its_waiters_and_ends_the_process(scripted_repositor
         assert any("died: The device is gone." in line for line in server.stderr)
 
 
+def test_a_lost_device_fails_its_waiters_and_ends_the_process_with_a_status_of_its_own(
+    scripted_repository: Path,
+) -> None:
+    """Not by way of the interpreter's end, where torch-npu waits for the device."""
+    with ready(scripted_repository, "--lingers") as server, open_stream(server) as events:
+        tell(server, "lose")
+        assert httpx.get(f"{server.url}/v2/health/ready").status_code == 503
+        assert "The device is gone." in list(events)[-1]["error"]
+        assert server.wait() == 3
+        assert any("died: The device is gone." in line for line in server.stderr)
+        assert "lingers" not in server.stderr
+
+
+@pytest.mark.parametrize("flag", ["--exit-on-error", "--no-exit-on-error"])
+def test_a_device_that_fails_while_a_model_loads_ends_the_process_too(scripted_repository: Path, flag: str) -> None:
+    with start(scripted_repository, flag) as server:
+        server.wait_for(re.compile("waiting for the script"), "stderr")
+        server.tell("lose")
+        assert server.wait() == 3
+        assert any("The device is gone." in line for line in server.stderr)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize(("command", "status"), [("die", 1), ("", 0)])
 def test_a_signal_at_the_very_end_does_not_change_the_status(

@@ -11,6 +11,7 @@ from tengserve_backend.engine.statistics import StatisticsRecorder
 _IDLE = EngineStatus(
     alive=True,
     failure=None,
+    device_lost=False,
     waiting_requests=0,
     waiting_tokens=0,
     running_requests=0,

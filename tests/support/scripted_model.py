@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from transformers import AttentionInterface
 
+from tengserve_backend.devices.base import DeviceBackend
 from tengserve_backend.devices.cpu import CpuDevice
 from tengserve_backend.engine.assembly import Capacity, assemble
 from tengserve_backend.engine.base import ModelInfo
@@ -116,10 +117,11 @@ def scripted_engine(
     before_step: Callable[[Sequence[int]], None] = lambda ids: None,
     full_text_enabled: bool = False,
     name: str = "scripted",
+    device: DeviceBackend | None = None,
     now: Callable[[], float] = time.monotonic,
 ) -> NativeEngine:
     """A whole engine around a ScriptedModel; the caller stops it."""
-    attention, device = PortableAttention(), CpuDevice()
+    attention, device = PortableAttention(), device or CpuDevice()
     return assemble(
         forward=PackedForward(
             model=ScriptedModel(script, vocab_size, before_step),

@@ -9,6 +9,7 @@ Lines on stdin, each answered with "did <line>" on stderr:
 - `confuse`: asking the engine for its status fails, which must never happen.
 - `hang`: the engine will not stop when it is told to.
 - `die`: the engine is dead, and its generations fail.
+- `lose`: so it is because its device failed; said to a load, it ends with that.
 
 The flag --stuck makes a load ignore the server's stop, as a device driver might; with --lingers the interpreter does
 not come to its end, and says "lingers" on stderr.
@@ -26,7 +27,13 @@ from collections.abc import AsyncIterator
 from support.engine_status import engine_status
 from tengserve_adapter import cli, lifecycle, server
 from tengserve_backend.engine.base import EngineStatus, ModelInfo
-from tengserve_backend.errors import ConfigurationError, EngineFailedError, RequestAbortedError, ShuttingDownError
+from tengserve_backend.errors import (
+    ConfigurationError,
+    DeviceLostError,
+    EngineFailedError,
+    RequestAbortedError,
+    ShuttingDownError,
+)
 from tengserve_backend.generation import Finish, FinishReason, GenerationRequest, ModelLimits, TokenEvent
 from tengserve_backend.repository.source import ModelSource, Progress
 
@@ -73,6 +80,7 @@ class ScriptedEngine:
         self._running: set[ScriptedGeneration] = set()
         self._draining = False
         self._failure: str | None = None
+        self._device_lost = False
         self._hangs = False
         self._confused = False
         self._idle: asyncio.Event | None = None
@@ -97,7 +105,11 @@ class ScriptedEngine:
             raise RuntimeError("confused")
         running = len(self._running)
         return engine_status(
-            failure=self._failure, running_requests=running, free_blocks=8 - running, generated_tokens=5
+            failure=self._failure,
+            device_lost=self._device_lost,
+            running_requests=running,
+            free_blocks=8 - running,
+            generated_tokens=5,
         )
 
     async def drain(self, timeout_s: float) -> bool:
@@ -118,10 +130,11 @@ class ScriptedEngine:
     def do(self, command: str) -> None:
         self._hangs = self._hangs or command == "hang"
         self._confused = self._confused or command == "confuse"
-        if command == "die":
+        self._device_lost = self._device_lost or command == "lose"
+        if command in ("die", "lose"):
             self._failure = "The device is gone."
         for generation in list(self._running):
-            if command == "die":
+            if command in ("die", "lose"):
                 generation.fail(EngineFailedError("The device is gone."))
             else:
                 generation.token(last=command == "finish")
@@ -148,6 +161,8 @@ class Script:
                 continue
             if command == "fail":
                 raise ConfigurationError("The weights are damaged.")
+            if command == "lose":
+                raise DeviceLostError("The device is gone.")
             engine = ScriptedEngine(source)
             self._engines.append(engine)
             return engine
@@ -155,7 +170,7 @@ class Script:
     def _read(self) -> None:
         for line in sys.stdin:
             command = line.strip()
-            if command in ("load", "fail"):
+            if command in ("load", "fail") or not self._engines:
                 self._loads.put(command)
             else:
                 for engine in self._engines:

@@ -81,6 +81,10 @@ class DeviceBackend(Protocol):
         """Whether the device is lost: nothing that this process tries on it can succeed any more."""
         ...
 
+    def explain(self, error: BaseException) -> str:
+        """What an error of the device means and what to do, for the log; "" when that is not known."""
+        ...
+
     def release_memory(self) -> None:
         """Give cached memory back after a model is gone."""
         ...

@@ -80,6 +80,10 @@ class CpuDevice:
         """A CPU that is lost takes the process along."""
         return False
 
+    def explain(self, error: BaseException) -> str:
+        """See DeviceBackend. The error says it itself."""
+        return ""
+
     def release_memory(self) -> None:
         """Give the C library's free pages back to the system: tens of megabytes, in a millisecond or two."""
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's own; musl and others have none.

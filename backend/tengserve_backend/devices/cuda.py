@@ -81,6 +81,10 @@ class CudaDevice:
         """See DeviceBackend. After such an error every call of the process's CUDA context fails."""
         return isinstance(error, torch.AcceleratorError) and not self.is_out_of_memory(error)
 
+    def explain(self, error: BaseException) -> str:
+        """See DeviceBackend. The error says it itself."""
+        return ""
+
     def release_memory(self) -> None:
         """Empty torch's cache."""
         torch.cuda.empty_cache()

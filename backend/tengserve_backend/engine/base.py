@@ -41,6 +41,7 @@ class EngineStatus:
     Attributes:
         alive: the loop runs and the device answers; False is for ever.
         failure: one sentence when not alive.
+        device_lost: it is not alive because its device failed: nothing in this process can use that device any more.
         waiting_requests, waiting_tokens: admitted, and not started.
         running_requests: holding cache blocks.
         seconds_since_step: since the loop last finished a step, while it has work; 0.0 when idle.
@@ -53,6 +54,7 @@ class EngineStatus:
 
     alive: bool
     failure: str | None
+    device_lost: bool
     waiting_requests: int
     waiting_tokens: int
     running_requests: int

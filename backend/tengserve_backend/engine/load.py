@@ -13,7 +13,8 @@ from tengserve_backend.devices.select import select_device
 from tengserve_backend.engine.assembly import Capacity, assemble
 from tengserve_backend.engine.base import ModelInfo
 from tengserve_backend.engine.native import ModelDefaults, NativeEngine
-from tengserve_backend.errors import ConfigurationError
+from tengserve_backend.engine.recovery import device_lost
+from tengserve_backend.errors import ConfigurationError, TengserveError
 from tengserve_backend.execution.choose import ForwardChoice, build_forward, choose_forward
 from tengserve_backend.execution.forward import compute
 from tengserve_backend.execution.loader import (
@@ -43,10 +44,27 @@ def load_engine(source: ModelSource, weights_dir: Path, progress: Progress) -> N
 
     Raises:
         ConfigurationError: the settings, the weights and the machine do not fit; the message says what to change.
+        DeviceLostError: the device failed meanwhile.
     """
-    settings = source.settings
     progress("reading the configuration", 0.0)
-    device = select_device(settings.device)
+    device = select_device(source.settings.device)
+    try:
+        return _load(source, weights_dir, progress, device)
+    except TengserveError:
+        raise
+    except Exception as error:
+        if device.is_fault(error):
+            raise device_lost(device, source.name, error) from None  # It is in the log.
+        if device.is_out_of_memory(error):
+            raise ConfigurationError(
+                f"the model does not fit into the memory of {device.name}; use another device, a smaller model, or a "
+                "smaller maxBatchedTokens"
+            ) from error
+        raise
+
+
+def _load(source: ModelSource, weights_dir: Path, progress: Progress, device: DeviceBackend) -> NativeEngine:
+    settings = source.settings
     config = load_config(weights_dir, trust_remote_code=settings.trust_remote_code)
     text_config = config.get_text_config()
     dtype = _dtype(settings, config, device)

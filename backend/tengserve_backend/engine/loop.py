@@ -16,7 +16,7 @@ from tengserve_backend.devices.base import DeviceBackend
 from tengserve_backend.engine.answer import Answer
 from tengserve_backend.engine.handle import GenerationHandle
 from tengserve_backend.engine.outbox import Outbox
-from tengserve_backend.engine.recovery import StepRunner, run_step
+from tengserve_backend.engine.recovery import StepRunner, device_lost, run_step
 from tengserve_backend.engine.statistics import StatisticsRecorder
 from tengserve_backend.errors import (
     DeadlineExceededError,
@@ -112,6 +112,7 @@ class EngineLoop:
         self._thread = threading.Thread(target=self._run, name=f"engine-{name}", daemon=True)
         self._busy_since: float | None = None
         self.failure: str | None = None
+        self.device_lost = False
         self.statistics = StatisticsRecorder()
 
     def start(self) -> None:
@@ -160,11 +161,20 @@ class EngineLoop:
                 self._step()
                 self._outbox.send()
         except BaseException as error:  # noqa: BLE001  # the thread's last line: whatever it was, waiters must hear of it
-            self.failure = f"The engine of model {self._name} failed ({type(error).__name__})."
-            _log.critical("%s", self.failure, exc_info=error)
-            self._end_all(EngineFailedError(self.failure))
+            self._end_all(self._failed(error))
         else:
             self._end_all(RequestAbortedError("The server stopped this model before the answer was complete."))
+
+    def _failed(self, error: BaseException) -> EngineFailedError:
+        """Note that the engine is dead, and why; what those who wait get."""
+        if self._device.is_fault(error):
+            self.device_lost = True
+            failure: EngineFailedError = device_lost(self._device, self._name, error)
+        else:
+            failure = EngineFailedError(f"The engine of model {self._name} failed ({type(error).__name__}).")
+            _log.critical("%s", failure.message, exc_info=error)
+        self.failure = failure.message
+        return failure
 
     def _receive(self) -> None:
         """Take every message; wait for one only when there is nothing to compute."""

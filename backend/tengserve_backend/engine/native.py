@@ -117,6 +117,7 @@ class NativeEngine:
         return EngineStatus(
             alive=self._loop.alive,
             failure=self._loop.failure,
+            device_lost=self._loop.device_lost,
             waiting_requests=max(0, self._admission.requests - self._scheduler.running),
             waiting_tokens=self._admission.waiting_tokens,
             running_requests=self._scheduler.running,
@@ -142,7 +143,8 @@ class NativeEngine:
         self._admission.close()
         self._loop.stop()
         self._tokenizing.shutdown(wait=True, cancel_futures=True)
-        self._release()
+        if not self._loop.device_lost:  # A lost device might never answer.
+            self._release()
 
     async def _prompt_ids(self, request: GenerationRequest) -> list[int]:
         if not isinstance(request.prompt, str):

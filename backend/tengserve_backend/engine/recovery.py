@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tengserve_backend.devices.base import DeviceBackend
-from tengserve_backend.errors import GenerationFailedError, TengserveError
+from tengserve_backend.errors import DeviceLostError, GenerationFailedError, TengserveError
 from tengserve_backend.generation import NextToken, ResolvedSampling
 from tengserve_backend.scheduling.scheduler import Scheduler
 from tengserve_backend.scheduling.step import Step
@@ -92,6 +92,19 @@ def run_step(step: Step, *, runner: StepRunner, scheduler: Scheduler, device: De
         _log.error("a smaller step failed too; its sequences run one by one", exc_info=error)
         device.release_memory()
         return _run_apart(smaller, runner, device)
+
+
+def device_lost(device: DeviceBackend, model: str, error: BaseException) -> DeviceLostError:
+    """What those get who waited for a device that failed; the log gets what it means.
+
+    Args:
+        device: that failed.
+        model: that ran on it.
+        error: that said so.
+    """
+    lost = DeviceLostError(f"The device {device.name} of model {model} failed.")
+    _log.critical("%s %s", lost.message, device.explain(error), exc_info=error)
+    return lost
 
 
 def _outcome(step: Step, tokens: Mapping[int, NextToken | None]) -> StepOutcome:

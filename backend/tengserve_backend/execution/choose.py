@@ -92,7 +92,7 @@ def choose_forward(
         reason = choice
         model.set_attn_implementation(native)
     alone = _per_sequence(model, device.torch_device, expected.shape[1])
-    fault = find_fault(alone, expected, device.upload, vocab_size=vocab_size, dtype=dtype)
+    fault = find_fault(alone, expected, device, vocab_size=vocab_size, dtype=dtype)
     if fault:
         raise ConfigurationError(
             f"{type(model).__name__} cannot be served. Packed: {reason}. One sequence at a time: {fault}"
@@ -116,6 +116,8 @@ def build_forward(
     try:
         cache.reserve(choice.shapes)
     except (RuntimeError, MemoryError) as error:
+        if device.is_fault(error):
+            raise
         raise ConfigurationError(
             f"the KV cache of {total_blocks} blocks of {choice.block_size * choice.bytes_per_token} bytes "
             "cannot be reserved; lower kvCacheMemory, maxBatchSize or maxSeqLen"
@@ -168,7 +170,7 @@ def _try_packed(
         device=device.torch_device,
     )
     forward = _packed(model, cache, attention, expected.shape[1])
-    fault = find_fault(forward, expected, device.upload, vocab_size=vocab_size, dtype=dtype)
+    fault = find_fault(forward, expected, device, vocab_size=vocab_size, dtype=dtype)
     if reason := fault or _missing_layers(model, cache):
         return reason
     shapes = cache.shapes
@@ -189,7 +191,7 @@ def _try_tier(
     """The packed forward with one of the device's tiers, or None, with a warning, when it is not right here."""
     fault = ""
     if not isinstance(tier, PortableAttention):
-        fault = find_attention_fault(tier, needs, dtype=dtype, device=device.torch_device, upload=device.upload)
+        fault = find_attention_fault(tier, needs, device, dtype=dtype)
     choice = fault or _try_packed(model, tier, device, expected, vocab_size=vocab_size, dtype=dtype)
     if isinstance(choice, ForwardChoice):
         return choice

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
+from tengserve_backend.devices.base import DeviceBackend
 from tengserve_backend.execution.forward import ModelForward, compute
-from tengserve_backend.execution.snapshot import Upload
 from tengserve_backend.scheduling.step import ScheduledSequence, Step
 
 _FIRST_LENGTH, _SECOND_LENGTH, _SECOND_CHUNK = 6, 9, 4
@@ -47,15 +47,18 @@ def expected_logits(model: Any, vocab_size: int, device: torch.device) -> torch.
 
 @torch.inference_mode()
 def find_fault(
-    forward: ModelForward, expected: torch.Tensor, upload: Upload, *, vocab_size: int, dtype: torch.dtype
+    forward: ModelForward, expected: torch.Tensor, device: DeviceBackend, *, vocab_size: int, dtype: torch.dtype
 ) -> str | None:
     """Run the two sequences together; one clause that says what is wrong, or None.
 
     Args:
         forward: over at least `check_blocks` blocks.
         expected: of `expected_logits`.
-        upload: to the forward's device.
+        device: the forward's.
         dtype: that the model computes in.
+
+    Raises:
+        Exception: what says that the device is lost, for then no other way would work either.
     """
     first, second = check_prompts(vocab_size)
     blocks = check_blocks(forward.block_size) // 2
@@ -75,8 +78,10 @@ def find_fault(
         ),
     )
     try:
-        got = torch.cat([compute(forward, step, upload).last.float() for step in (prefill, mixed)])
-    except Exception as error:  # noqa: BLE001  # what foreign model code raises here only means "not this way"
+        got = torch.cat([compute(forward, step, device.upload).last.float() for step in (prefill, mixed)])
+    except Exception as error:  # what foreign model code raises here only means "not this way"
+        if device.is_fault(error):
+            raise
         return f"it fails with {type(error).__name__}"
     finally:
         forward.release(0)

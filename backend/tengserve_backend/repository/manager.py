@@ -23,6 +23,7 @@ from typing import Any
 
 from tengserve_backend.engine.base import Engine
 from tengserve_backend.errors import (
+    DeviceLostError,
     InvalidRequestError,
     ModelNotReadyError,
     ShuttingDownError,
@@ -89,6 +90,7 @@ class ModelManager:
         self._stopping = threading.Event()
         self._started = threading.Event()
         self._start_failures: list[ModelStatus] = []
+        self._device_lost = ""
         self._leaving = Leaving(released)
         self._table = Table()
         for source in sources:
@@ -124,6 +126,13 @@ class ModelManager:
         """What `load_all` has failed to load so far, whatever became of it since."""
         with self._lock:
             return tuple(self._start_failures)
+
+    def device_lost(self) -> str:
+        """One sentence once a device failed while a model loaded, else "": the process has to end.
+
+        An engine whose device failed says so itself, see EngineStatus.
+        """
+        return self._device_lost
 
     def load(
         self, source: ModelSource, *, retire_timeout_s: float = RETIRE_TIMEOUT_S, wait_for_old: bool = True
@@ -393,4 +402,11 @@ class ModelManager:
             self._check_running()
             self._progress(source.name, stage, fraction)
 
-        return attempt(self._make, source, report)
+        def make(source: ModelSource, report: Progress) -> Engine | TensorModel:
+            try:
+                return self._make(source, report)
+            except DeviceLostError as error:
+                self._device_lost = error.message
+                raise
+
+        return attempt(make, source, report)

@@ -9,9 +9,11 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from support.scripted_model import ByteTokenizer, says, scripted_engine
+from tengserve_backend.devices.cpu import CpuDevice
 from tengserve_backend.engine.native import NativeEngine
 from tengserve_backend.errors import (
     DeadlineExceededError,
+    DeviceLostError,
     EngineFailedError,
     GenerationFailedError,
     InvalidRequestError,
@@ -389,6 +391,46 @@ async def test_an_engine_that_cannot_run_at_all_is_dead_and_everybody_hears(star
     assert "secret" not in status.failure
     with pytest.raises(EngineFailedError):
         await run(engine)
+
+
+class LosableDevice(CpuDevice):
+    """A CPU that can be lost; `released` counts how often it was used afterwards."""
+
+    def __init__(self) -> None:
+        self.released = 0
+
+    def is_fault(self, error: BaseException) -> bool:
+        return "lost" in str(error)
+
+    def explain(self, error: BaseException) -> str:
+        return "Buy a new one."
+
+    def release_memory(self) -> None:
+        self.released += 1
+
+
+async def test_a_lost_device_ends_the_engine_at_once_and_everybody_hears(start, caplog):
+    steps = []
+
+    def lose(ids: Sequence[int]) -> None:
+        steps.append(len(ids))
+        if ord("x") in ids:
+            raise RuntimeError("lost at /secret/path")
+
+    device = LosableDevice()
+    engine = start(lambda position, last: last, before_step=lose, device=device)
+    keeper = await engine.submit(GenerationRequest("k", "a", max_new_tokens=500))
+    outcomes = await asyncio.gather(read(keeper), run(engine, "x"), return_exceptions=True)
+    assert {type(outcome) for outcome in outcomes} == {DeviceLostError}
+    assert {outcome.message for outcome in outcomes} == {"The device cpu of model scripted failed."}
+    assert "Buy a new one." in caplog.text
+    status = engine.status()
+    assert not status.alive
+    assert status.device_lost
+    tried = len(steps)
+    engine.stop()
+    assert len(steps) == tried, "nothing is tried again"
+    assert device.released == 0, "a lost device might never answer"
 
 
 async def test_out_of_memory_makes_the_batch_smaller_and_nobody_fails(start):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tengserve_backend.devices.cpu import CpuDevice
 from tengserve_backend.execution.attention.check import find_attention_fault
 from tengserve_backend.execution.attention.portable import PortableAttention
 from tengserve_backend.execution.attention.tier import AttentionNeeds, AttentionSpec
 from tengserve_backend.execution.kv_tensors import LayerCache
 from tengserve_backend.execution.packed_batch import PackedBatch
 
-CPU = torch.device("cpu")
 NEEDS = [
     AttentionNeeds(query_heads=4, kv_heads=2, key_dim=16, value_dim=16),
     AttentionNeeds(query_heads=4, kv_heads=4, key_dim=16, value_dim=8, window=100),
@@ -20,7 +20,7 @@ NEEDS = [
 
 
 def fault(tier, dtype=torch.float32) -> str:
-    return find_attention_fault(tier, NEEDS, dtype=dtype, device=CPU, upload=lambda host: host)
+    return find_attention_fault(tier, NEEDS, CpuDevice(), dtype=dtype)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

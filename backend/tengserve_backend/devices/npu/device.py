@@ -125,6 +125,10 @@ class NpuDevice:
         """See DeviceBackend."""
         return errors.is_fault(error)
 
+    def explain(self, error: BaseException) -> str:
+        """See DeviceBackend."""
+        return errors.explain(error)
+
     def release_memory(self) -> None:
         """Empty torch's cache; from whichever thread, which need not have used the device before."""
         npu = _npu()

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
+from tengserve_backend.devices.base import DeviceBackend
 from tengserve_backend.execution.attention.portable import PortableAttention
 from tengserve_backend.execution.attention.tier import AttentionNeeds, AttentionSpec, AttentionTier
 from tengserve_backend.execution.kv_tensors import LayerShape, PagedKVCache
@@ -60,12 +61,18 @@ def attention_errors(
 
 
 def find_attention_fault(
-    tier: AttentionTier, needs: Collection[AttentionNeeds], *, dtype: torch.dtype, device: torch.device, upload: Upload
+    tier: AttentionTier, needs: Collection[AttentionNeeds], device: DeviceBackend, *, dtype: torch.dtype
 ) -> str:
-    """One clause that says what is wrong with a tier, or ""."""
+    """One clause that says what is wrong with a tier of a device, or "".
+
+    Raises:
+        Exception: what says that the device is lost, for then no other tier would work either.
+    """
     try:
-        errors = attention_errors(tier, needs, dtype=dtype, device=device, upload=upload)
-    except Exception as error:  # noqa: BLE001  # whatever a device's kernel raises only means "not this way"
+        errors = attention_errors(tier, needs, dtype=dtype, device=device.torch_device, upload=device.upload)
+    except Exception as error:  # whatever a device's kernel raises only means "not this way"
+        if device.is_fault(error):
+            raise
         return f"it fails with {type(error).__name__}"
     worst = max(errors, key=lambda error: error.share)
     if worst.share > TOLERANCE[dtype]:

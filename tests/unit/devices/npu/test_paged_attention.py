@@ -9,6 +9,7 @@ import torch
 
 from support.npu_operators import npu_operators
 from support.npu_reference import REFERENCES
+from tengserve_backend.devices.cpu import CpuDevice
 from tengserve_backend.devices.npu import operators
 from tengserve_backend.devices.npu.family import NpuFamily
 from tengserve_backend.devices.npu.operators import Operator
@@ -189,9 +190,7 @@ def test_whatever_it_says_it_can_serve_passes_the_operators_rules(npu):
 def check(function, needs=FITTING):
     """What the check at load says of a chip whose attention does this."""
     with npu_operators({**REFERENCES, "npu::npu_fused_infer_attention_score": function}):
-        return find_attention_fault(
-            FusedPagedAttention(CPU), [needs], dtype=torch.float16, device=CPU, upload=lambda host: host
-        )
+        return find_attention_fault(FusedPagedAttention(CPU), [needs], CpuDevice(), dtype=torch.float16)
 
 
 def real(*args, **kwargs):
