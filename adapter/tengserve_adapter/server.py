@@ -54,7 +54,9 @@ def serve(
     def load(source: ModelSource, report: Progress) -> Engine | TensorModel:
         began = time.monotonic()
         try:
-            model = load_model(source, report, live, device=settings.device)
+            model = load_model(
+                source, report, live, device=settings.device, request_timeout_s=settings.request_timeout_s
+            )
         except BaseException:
             progress.failed()
             raise

@@ -14,6 +14,7 @@ from typing import Any
 from tengserve_adapter.grpc.settings import GrpcSettings, TlsFiles
 from tengserve_adapter.http.settings import HttpSettings
 from tengserve_backend.errors import ConfigurationError, shown
+from tengserve_backend.python_backend.model import DEFAULT_REQUEST_TIMEOUT_S
 from tengserve_backend.repository.modes import ControlMode
 from tengserve_backend.repository.settings import DEVICE_RULE, is_device
 
@@ -204,6 +205,14 @@ class ServerSettings:
         "Longest step of an engine, in seconds; past it /v2/health/live answers 503, so that Kubernetes restarts the"
         " pod.",
         default=_HTTP_DEFAULTS.max_step_s,
+        metavar="SECONDS",
+        minimum=1,
+        maximum=_MAX_SECONDS,
+    )
+    request_timeout_s: float = _setting(
+        "How long a request to a python model waits for its next response, in seconds; past it the request is answered"
+        " with 503 and the model is told that it was cancelled. A request's own timeout may be shorter.",
+        default=DEFAULT_REQUEST_TIMEOUT_S,
         metavar="SECONDS",
         minimum=1,
         maximum=_MAX_SECONDS,

@@ -67,7 +67,7 @@ def foreign_reason(error: BaseException, folder: str = "") -> str:
     """
     try:
         text = str(error)
-    except Exception:  # noqa: BLE001  # a foreign exception's own code, called where its failure is being handled
+    except BaseException:  # noqa: BLE001 - a foreign exception's own code, called where its failure is being handled
         text = ""
     line = next((line for line in text.splitlines() if line.strip()), "").strip() or type(error).__name__
     # Cut first, generously: the search for paths is quadratic, and a client's own words may be in the line.

@@ -59,13 +59,13 @@ class Peers:
 
 
 @contextmanager
-def loaded(root: Path, peers: Peers | None = None) -> Iterator[dict[str, PythonModel]]:
+def loaded(root: Path, peers: Peers | None = None, **options: float) -> Iterator[dict[str, PythonModel]]:
     """Every model of a folder, until the end of the block."""
     known = peers or Peers()
     models: dict[str, PythonModel] = {}
     try:
         for source in scan_repository(root):
-            models[source.name] = load_python_model(source, lambda stage, fraction: None, known)
+            models[source.name] = load_python_model(source, lambda stage, fraction: None, known, **options)
             known.models[source.name] = models[source.name]
         yield models
     finally:
@@ -74,10 +74,12 @@ def loaded(root: Path, peers: Peers | None = None) -> Iterator[dict[str, PythonM
 
 
 @contextmanager
-def model(root: Path, code: str, config: str = IO, files: Mapping[str, str] | None = None) -> Iterator[PythonModel]:
-    """One model, "m"."""
+def model(
+    root: Path, code: str, config: str = IO, files: Mapping[str, str] | None = None, **options: float
+) -> Iterator[PythonModel]:
+    """One model, "m"; `options` are those of load_python_model."""
     write_model(root, "m", code, config, files)
-    with loaded(root) as models:
+    with loaded(root, **options) as models:
         yield models["m"]
 
 

@@ -149,7 +149,7 @@ class Script:
         self._engines: list[ScriptedEngine] = []
         threading.Thread(target=self._read, daemon=True).start()
 
-    def load(self, source: ModelSource, progress: Progress, _peers: object, *, device: str) -> ScriptedEngine:
+    def load(self, source: ModelSource, progress: Progress, _peers: object, **_options: object) -> ScriptedEngine:
         if self._stuck:
             progress("waiting for the device", 0.0)
             threading.Event().wait()

@@ -27,6 +27,7 @@ from tengserve_backend.errors import (
     shown,
 )
 from tengserve_backend.inference import InferResponse, TensorModel
+from tengserve_backend.inference.request import larger_than
 from tengserve_backend.inference.unary import infer_once
 
 _CONFIG: Final = "config"
@@ -275,7 +276,7 @@ class InferenceService:
 
 async def encoded(model: TensorModel, asked: Asked, response: InferResponse) -> Message:
     """The message of a response, made in a worker thread when it is big."""
-    if sum(tensor.data.nbytes for tensor in response.outputs) <= INLINE_BYTES:
+    if not larger_than(response.outputs, INLINE_BYTES):
         return encode_response(model, asked.request, response)
     return await asyncio.to_thread(encode_response, model, asked.request, response)
 

@@ -17,8 +17,9 @@ from tengserve_adapter.http.tensors import find_model
 from tengserve_adapter.http.triton_errors import status_for, triton_body, triton_response
 from tengserve_adapter.protocols import triton_generate
 from tengserve_backend.errors import GenerationFailedError, ModelExecutionError, TengserveError
-from tengserve_backend.inference import InferRequest, TensorModel
+from tengserve_backend.inference import InferRequest, InferResponse, TensorModel
 from tengserve_backend.inference.llm import LlmTensorModel
+from tengserve_backend.inference.request import larger_than
 from tengserve_backend.inference.unary import closing
 
 CONTENT_TYPE: Final = "text/event-stream; charset=utf-8"
@@ -84,7 +85,7 @@ async def _only(model: TensorModel, request: InferRequest) -> bytes:
                 continue
             if found is not None:
                 raise GenerationFailedError(triton_generate.NOT_ONE_RESPONSE)
-            found = triton_generate.write(response)
+            found = await _written(response)
     if found is None:
         raise GenerationFailedError(triton_generate.NOT_ONE_RESPONSE)
     return found
@@ -97,7 +98,7 @@ async def _events(model: TensorModel, request: InferRequest, send: Send) -> None
         async with closing(model.infer(request)) as responses:
             async for response in responses:
                 if not triton_generate.is_flag_only(model, response):
-                    await _send(stream, triton_generate.write(response))
+                    await _send(stream, await _written(response))
     except ClientDisconnected:
         raise
     except Exception as error:  # whatever fails after the first event must be told in the stream
@@ -108,6 +109,10 @@ async def _events(model: TensorModel, request: InferRequest, send: Send) -> None
         await _send(stream, triton_body(error))
     await stream.start()
     await stream.end()
+
+
+async def _written(response: InferResponse) -> bytes:
+    return await in_thread_if(larger_than(response.outputs, INLINE_BYTES), lambda: triton_generate.write(response))
 
 
 async def _send(stream: EventStream, event: bytes) -> None:

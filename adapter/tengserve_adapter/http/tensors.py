@@ -28,6 +28,7 @@ from tengserve_backend.errors import (
 )
 from tengserve_backend.inference import InferRequest, InferResponse, TensorModel
 from tengserve_backend.inference.llm import LlmTensorModel
+from tengserve_backend.inference.request import larger_than
 from tengserve_backend.inference.unary import infer_once
 
 LABEL: Final = "/v2/models/{model}/infer"
@@ -87,7 +88,7 @@ class InferEndpoint:
                 raise _refuses_decoupled()
             parsed, wishes = await in_thread_if(large, lambda: _parse(model, version or "", body))
             response = await while_connected(scope, receive, infer_once(model, parsed))
-        large = sum(tensor.data.nbytes for tensor in response.outputs) > INLINE_BYTES
+        large = larger_than(response.outputs, INLINE_BYTES)
         accept = request.headers.get("accept-encoding", "")
         return await in_thread_if(large, lambda: _written(model, parsed, response, wishes, accept))
 

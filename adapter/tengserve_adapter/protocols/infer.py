@@ -232,19 +232,21 @@ def _output(name: str, parameters: dict[str, object], *, default: bool) -> tuple
 def select(request: InferRequest, response: InferResponse, model: TensorModel) -> tuple[InferTensor, ...]:
     """The outputs that a request asked for, in its order, as classes where it wants classes.
 
+    Several of one name all come, as in Triton.
+
     Raises:
         InvalidRequestError: an output has no classes.
     """
     if not request.outputs:
         return response.outputs
     specs = {spec.name: spec for spec in model.outputs}
-    found = {tensor.name: tensor for tensor in response.outputs}
     return tuple(
-        found[wish.name]
+        tensor
         if wish.classification == 0
-        else classify(found[wish.name], wish.classification, specs.get(wish.name), batched=model.max_batch_size > 0)
+        else classify(tensor, wish.classification, specs.get(wish.name), batched=model.max_batch_size > 0)
         for wish in request.outputs
-        if wish.name in found
+        for tensor in response.outputs
+        if tensor.name == wish.name
     )
 
 

@@ -170,6 +170,16 @@ class Configured(Protocol):
 
 
 @runtime_checkable
+class MayFail(Protocol):
+    """A model that may go out of service by itself; a TensorModel may be one."""
+
+    @property
+    def failure(self) -> str:
+        """Why it serves no more, in a sentence for clients; "" while it does."""
+        ...
+
+
+@runtime_checkable
 class Counting(Protocol):
     """A model that knows what it owes; a TensorModel may be one."""
 

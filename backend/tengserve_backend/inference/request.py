@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tengserve_backend.inference.datatypes import Array, Datatype
@@ -31,6 +31,21 @@ class InferTensor:
     def shape(self) -> tuple[int, ...]:
         """Of the data."""
         return self.data.shape
+
+    @property
+    def size_bytes(self) -> int:
+        """What its elements take in memory: of BYTES the texts themselves, too."""
+        if self.datatype is not Datatype.BYTES:
+            return self.data.nbytes
+        return self.data.nbytes + sum(map(len, self.data.reshape(-1).tolist()))
+
+
+def larger_than(tensors: Sequence[InferTensor], limit_bytes: int) -> bool:
+    """Whether tensors together take more memory than this; quick, however many elements they have."""
+    # Long texts are only counted where there are few of them.
+    return sum(tensor.data.nbytes for tensor in tensors) > limit_bytes or (
+        sum(tensor.size_bytes for tensor in tensors) > limit_bytes
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from tengserve_backend.inference.model import TensorModel
 from tengserve_backend.inference.request import InferRequest, InferResponse, InferTensor, ParameterValue
 
 MAX_JOINED_BYTES = 256 * 1024 * 1024
-"""Most that is kept of the responses of one request before they are joined; texts are counted by reference."""
+"""Most that is kept of the responses of one request before they are joined."""
 
 
 @runtime_checkable
@@ -61,7 +61,7 @@ async def infer_joined(model: TensorModel, request: InferRequest) -> InferRespon
         async for response in answers:
             if response.outputs or response.parameters or not responses:
                 responses.append(response)
-            size += sum(tensor.data.nbytes for tensor in response.outputs)
+            size += sum(tensor.size_bytes for tensor in response.outputs)
             if size > MAX_JOINED_BYTES:
                 raise GenerationFailedError(
                     f"Model {model.name} sent more than {MAX_JOINED_BYTES} bytes, too much for one response."

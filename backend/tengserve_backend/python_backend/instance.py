@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import json
 import logging
 import threading
 import time
 import types
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,6 +93,9 @@ def said(setup: InstanceSetup, error: BaseException) -> str:
 class Instance:
     """See the module. Starts at once; `ready` tells how. Ends when the queue is closed.
 
+    Whatever a model does fails its requests. Should the thread end by anything else, its requests fail, and `watch`
+    tells.
+
     Args:
         setup: of the model.
         number: among the model's instances.
@@ -122,6 +127,8 @@ class Instance:
         self._changed = threading.Condition()
         self._abandoned = False
         self._running: list[Ticket] = []
+        self._failure = ""
+        self._watcher: Callable[[str], None] | None = None
         # A daemon, as a call that hangs must not keep the process from ending.
         self._thread = threading.Thread(target=self._run, name=f"model {name}", daemon=True)
         self._thread.start()
@@ -136,6 +143,14 @@ class Instance:
         with self._changed:
             self._abandoned = True
             self._changed.notify_all()
+
+    def watch(self, watcher: Callable[[str], None]) -> None:
+        """Call a function, from any thread and once, when the instance has died: with a sentence for clients."""
+        with self._changed:
+            self._watcher = watcher
+            failure = self._failure
+        if failure:
+            watcher(failure)
 
     def user_ready(self) -> bool:
         """What the model's own `is_ready` says; True without one. Blocks as long as that takes.
@@ -162,9 +177,25 @@ class Instance:
             return
         try:
             self._serve(made)
+        except BaseException as error:  # noqa: BLE001 - nobody may wait for ever for a thread that is gone
+            self._die(error)
         finally:
             self._end_loop()
             namespace.close()
+
+    def _die(self, error: BaseException) -> None:
+        """Out of service: what this thread has and what would wait for it ends."""
+        failure = f"Instance '{self.name}' of the model has died; the server's log says why."
+        if not self.ready.done():
+            self.ready.set_exception(ConfigurationError(failure))
+        for ticket in self._running:
+            ticket.fail(ModelExecutionError(failure))
+        with self._changed:
+            self._failure = failure
+            watcher = self._watcher
+        if watcher is not None:
+            watcher(failure)
+        _log.critical("model %s: its thread has died, and the model is out of service", self.name, exc_info=error)
 
     def _serve(self, made: Any) -> None:
         try:
@@ -178,7 +209,9 @@ class Instance:
             return
         self.ready.set_result(None)
         while (batch := self._setup.queue.take(self._number)) is not None:
+            self._running = batch
             self._execute(batch)
+            self._running = []
         self._wait_for_overlapping(0)
         if self._abandoned or not callable(getattr(self._model, "finalize", None)):
             return
@@ -200,15 +233,15 @@ class Instance:
         now = time.monotonic_ns()
         requests: list[InferenceRequest] = []
         senders: list[InferenceResponseSender] = []
-        for ticket in live:
-            ticket.times.called = now
-            sender = InferenceResponseSender(
-                ticket, decoupled=setup.decoupled, model=setup.model, version=setup.version
-            )
-            senders.append(sender)
-            requests.append(setup.module.InferenceRequest.received(ticket, sender, setup.outputs))
-        setup.counters.executed()
         try:
+            for ticket in live:
+                ticket.times.called = now
+                sender = InferenceResponseSender(
+                    ticket, decoupled=setup.decoupled, model=setup.model, version=setup.version
+                )
+                senders.append(sender)
+                requests.append(setup.module.InferenceRequest.received(ticket, sender, setup.outputs))
+            setup.counters.executed()
             returned = self._model.execute(requests)
             if inspect.iscoroutine(returned):
                 if setup.decoupled:
@@ -285,19 +318,22 @@ class Instance:
             response.answer(ticket, setup.model, setup.version, final=True)
 
     def _fail(self, tickets: list[Ticket], senders: list[InferenceResponseSender], error: BaseException) -> None:
-        self._came_back(tickets)
-        for sender in senders:
-            sender.close()
-        if isinstance(error, _ApiError):
-            text = str(error)
-        elif isinstance(error, ModelExecutionError):
-            text = error.message
-        else:
-            text = said(self._setup, error)
-        message = f"Failed to process the request(s) for model instance '{self.name}', message: {text}"
+        message = f"Failed to process the request(s) for model instance '{self.name}'"
+        try:
+            self._came_back(tickets)
+            for sender in senders:
+                sender.close()
+            if isinstance(error, _ApiError):
+                text = str(error)
+            elif isinstance(error, ModelExecutionError):
+                text = error.message
+            else:
+                text = said(self._setup, error)
+            message += f", message: {text}"
+        finally:
+            for ticket in tickets:
+                ticket.fail(ModelExecutionError(message))
         _log.error("%s", message, exc_info=None if isinstance(error, _ApiError) else error)
-        for ticket in tickets:
-            ticket.fail(ModelExecutionError(message))
 
     def _came_back(self, tickets: list[Ticket]) -> None:
         """Count the end of a call, once."""
@@ -343,7 +379,12 @@ def _batch_size(tickets: list[Ticket]) -> int:
 
 def _serve_loop(loop: asyncio.AbstractEventLoop) -> None:
     asyncio.set_event_loop(loop)
-    loop.run_forever()
+    while True:
+        # SystemExit and KeyboardInterrupt of a task come out here as well, and whoever waits for the task or for others
+        # still has to hear of their ends.
+        with contextlib.suppress(BaseException):
+            loop.run_forever()
+            break
     tasks = asyncio.all_tasks(loop)
     for task in tasks:
         task.cancel()

@@ -17,7 +17,7 @@ from tengserve_backend.python_backend.bls import Bls, Peers
 from tengserve_backend.python_backend.config import PythonConfig, read_python_config
 from tengserve_backend.python_backend.counters import Counters
 from tengserve_backend.python_backend.instance import Instance, InstanceSetup, load_class, said
-from tengserve_backend.python_backend.model import PythonModel, end_instances
+from tengserve_backend.python_backend.model import DEFAULT_REQUEST_TIMEOUT_S, PythonModel, end_instances
 from tengserve_backend.python_backend.request_queue import RequestQueue, Waiting
 from tengserve_backend.python_backend.sequence_queue import SequenceQueue
 from tengserve_backend.repository.config_json import from_json, normalized
@@ -31,7 +31,13 @@ _REPORT_S = 0.2
 _T = TypeVar("_T")
 
 
-def load_python_model(source: ModelSource, progress: Progress, peers: Peers | None = None) -> PythonModel:
+def load_python_model(
+    source: ModelSource,
+    progress: Progress,
+    peers: Peers | None = None,
+    *,
+    request_timeout_s: float = DEFAULT_REQUEST_TIMEOUT_S,
+) -> PythonModel:
     """Import a model's file and start its instances. Blocks until all are ready.
 
     The file's code runs in this process, with all rights of the server.
@@ -40,6 +46,7 @@ def load_python_model(source: ModelSource, progress: Progress, peers: Peers | No
         source: of backend "python".
         progress: told how many instances are ready; an error that it raises ends the load.
         peers: the models that it may ask; None lets it ask nobody.
+        request_timeout_s: how long a request waits for its next response.
 
     Raises:
         ConfigurationError: the file, its class or its configuration is wrong; the message says what.
@@ -96,6 +103,7 @@ def load_python_model(source: ModelSource, progress: Progress, peers: Peers | No
         instances=instances,
         bls=bls,
         metrics=metrics,
+        request_timeout_s=request_timeout_s,
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from tengserve_backend.errors import (
     DeadlineExceededError,
+    ModelNotReadyError,
     RequestAbortedError,
     ShuttingDownError,
     TengserveError,
@@ -37,6 +38,9 @@ STOP_TIMEOUT_S = 30.0
 ABANDON_TIMEOUT_S = 1.0
 """So long the asynchronous executions of one that hangs may take to end once they are cancelled."""
 
+DEFAULT_REQUEST_TIMEOUT_S = 600.0
+"""So long a request waits for its next response; as long as a text that is generated, when nobody says otherwise."""
+
 _STOPPED = "The model is being unloaded."
 _log = logging.getLogger(__name__)
 
@@ -52,6 +56,7 @@ class PythonModel:
         counters: what the instances count in.
         instances: ready ones.
         bls, metrics: what the model holds in the process.
+        request_timeout_s: how long a request waits for its next response before it is ended.
     """
 
     def __init__(
@@ -66,6 +71,7 @@ class PythonModel:
         instances: Sequence[Instance],
         bls: Bls,
         metrics: ModelMetrics,
+        request_timeout_s: float = DEFAULT_REQUEST_TIMEOUT_S,
     ) -> None:
         self._name = name
         self._version = version
@@ -76,14 +82,21 @@ class PythonModel:
         self._instances = tuple(instances)
         self._bls = bls
         self._metrics = metrics
+        self._output_names = frozenset(spec.name for spec in config.outputs)
+        self._request_timeout_s = request_timeout_s
         batching = config.batching if config.sequences is None else config.sequences.batching
         keeps_order = batching is not None and batching.preserve_ordering and not config.decoupled
         self._ordered = OrderedAnswers() if keeps_order else None
         self._lock = threading.Lock()
+        # Requests that have not ended, and those of them, or ended just now, whose caller is still there.
         self._active: set[Ticket] = set()
+        self._awaited: set[Ticket] = set()
         self._idle = threading.Event()
         self._closing = False
+        self._failure = ""
         self._check: concurrent.futures.Future[bool] | None = None
+        for instance in self._instances:
+            instance.watch(self._out_of_service)
 
     @property
     def name(self) -> str:
@@ -129,13 +142,29 @@ class PythonModel:
         """See TensorModel."""
         return self._counters.snapshot()
 
+    @property
+    def failure(self) -> str:
+        """Why it serves no more, though nobody stopped it; "" while it does."""
+        return self._failure
+
+    def unanswered(self) -> int:
+        """See inference.Counting."""
+        with self._lock:
+            return len(self._awaited)
+
     def pending(self) -> int:
         """Requests that wait for an instance."""
         return len(self._queue)
 
     async def is_ready(self) -> bool:
-        """See TensorModel. Asks the `is_ready` of every instance, if the model has one."""
+        """See TensorModel. Asks the `is_ready` of every instance, if the model has one.
+
+        Raises:
+            ModelNotReadyError: an instance has died.
+        """
         with self._lock:
+            if self._failure:
+                raise ModelNotReadyError(self._failure)
             if self._closing:
                 return False
             if self._check is None or self._check.done():
@@ -156,8 +185,9 @@ class PythonModel:
         Raises:
             InvalidRequestError: the tensors do not fit the model, or the request its sequence.
             OverloadedError: the queue is full, or the request has waited longer than its policy allows.
-            DeadlineExceededError: the request's own timeout has passed.
+            DeadlineExceededError: the request's own timeout has passed, or the operator's for a response.
             ModelExecutionError: the model failed, or answered with an error.
+            ModelNotReadyError: an instance of the model has died.
             RequestAbortedError: the model was stopped.
             ShuttingDownError: the model takes nothing new.
         """
@@ -165,7 +195,7 @@ class PythonModel:
         timers = self._admit(ticket)
         try:
             while True:
-                item = await ticket.next()
+                item = await self._next(ticket)
                 if isinstance(item, TengserveError):
                     raise item
                 yield item
@@ -181,7 +211,7 @@ class PythonModel:
         ticket = self._ticket(request)
         timers = self._admit(ticket)
         try:
-            item = await ticket.next()
+            item = await self._next(ticket)
         finally:
             self._let_go(ticket, timers)
         if isinstance(item, TengserveError):
@@ -189,11 +219,11 @@ class PythonModel:
         return item
 
     async def drain(self, timeout_s: float) -> bool:
-        """See Servable."""
+        """See Servable. Requests that were given up are not waited for: `stop` gives what they still do its time."""
         with self._lock:
             # Nothing is admitted any more: once idle is always idle.
             self._closing = True
-            if not self._active:
+            if not self._awaited:
                 self._idle.set()
         return await asyncio.to_thread(self._idle.wait, timeout_s)
 
@@ -214,7 +244,23 @@ class PythonModel:
         request = reshaped_inputs(request, self._config.input_reshapes)
         if self._config.sequences is not None:
             request = self._config.sequences.controlled(request)
-        return Ticket(request, batch, self._counters, self._ordered, self._ended, self._config.output_reshapes)
+        return Ticket(
+            request,
+            batch,
+            self._counters,
+            self._ordered,
+            self._ended,
+            self._config.output_reshapes,
+            outputs=self._output_names,
+        )
+
+    async def _next(self, ticket: Ticket) -> InferResponse | TengserveError:
+        try:
+            return await ticket.next(self._request_timeout_s)
+        except TimeoutError:
+            self._deadline(ticket)
+            # It may have its answer already, and hang behind others that do not.
+            raise DeadlineExceededError(TIMEOUT_EXPIRED) from None
 
     def _let_go(self, ticket: Ticket, timers: list[asyncio.TimerHandle]) -> None:
         """Nobody reads on."""
@@ -224,13 +270,17 @@ class PythonModel:
             ticket.cancel()
             if self._queue.remove(ticket):
                 ticket.drop()
+        self._left(ticket)
 
     def _admit(self, ticket: Ticket) -> list[asyncio.TimerHandle]:
         request = ticket.request
         with self._lock:
+            if self._failure:
+                raise ModelNotReadyError(self._failure)
             if self._closing:
                 raise ShuttingDownError(_STOPPED)
             self._active.add(ticket)
+            self._awaited.add(ticket)
             if self._ordered is not None:
                 self._ordered.enter(ticket)
         try:
@@ -238,7 +288,11 @@ class PythonModel:
         except TengserveError as error:
             # Counted, and out of the line of those who wait for their turn to answer.
             ticket.fail(error)
+            self._left(ticket)
             raise
+        if self.failure:
+            # It came too late for `_out_of_service` to see.
+            ticket.fail(ModelNotReadyError(self.failure))
         timers = []
         if wait_s is not None:
             timers.append(ticket.loop.call_later(wait_s, self._queue.expire, ticket))
@@ -255,8 +309,23 @@ class PythonModel:
     def _ended(self, ticket: Ticket) -> None:
         with self._lock:
             self._active.discard(ticket)
-            if self._closing and not self._active:
+
+    def _left(self, ticket: Ticket) -> None:
+        """The caller is gone, with an answer or without."""
+        with self._lock:
+            self._awaited.discard(ticket)
+            if self._closing and not self._awaited:
                 self._idle.set()
+
+    def _out_of_service(self, failure: str) -> None:
+        """An instance has died: nothing new is taken, and what waits for an instance ends."""
+        with self._lock:
+            self._failure = self._failure or failure
+            active = list(self._active)
+        waiting = [ticket for ticket in active if self._queue.remove(ticket)]
+        self._queue.close()
+        for ticket in waiting:
+            ticket.fail(ModelNotReadyError(failure))
 
     def _ask_instances(self, check: concurrent.futures.Future[bool]) -> None:
         try:

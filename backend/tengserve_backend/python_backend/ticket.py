@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import collections
 import enum
+import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
-from tengserve_backend.errors import ModelExecutionError, RequestAbortedError, TengserveError
+from tengserve_backend.errors import ModelExecutionError, RequestAbortedError, TengserveError, shown
 from tengserve_backend.inference import InferRequest, InferResponse
 from tengserve_backend.python_backend.counters import Counters, RequestTimes, ResponseEnd
 from tengserve_backend.python_backend.reshape import Reshape
+from tengserve_backend.python_backend.sendable import check_response
 
 MAX_UNREAD_RESPONSES = 1024
 MAX_UNREAD_BYTES = 32 * 2**20
@@ -20,6 +22,12 @@ MAX_UNREAD_BYTES = 32 * 2**20
 
 MAX_SEND_WAIT_S = 600.0
 """So long `send` waits for a client that reads nothing."""
+
+FREE_SENDS_IN_VAIN = 256
+SEND_IN_VAIN_S = 0.01
+"""Responses that a model may send after its request has ended, and how long each further one takes it."""
+
+_log = logging.getLogger(__name__)
 
 _Item = InferResponse | TengserveError
 
@@ -67,6 +75,7 @@ class Ticket:
         on_end: called once, when it ended, from any thread.
         reshapes: by name, of outputs that clients get in another shape.
         loop: the caller's; None is the running one.
+        outputs: names that the model may answer with; none lets it answer with any.
     """
 
     def __init__(
@@ -78,9 +87,11 @@ class Ticket:
         on_end: Callable[[Ticket], None],
         reshapes: Mapping[str, Reshape],
         loop: asyncio.AbstractEventLoop | None = None,
+        outputs: Collection[str] = (),
     ) -> None:
         self.request = request
         self.reshapes = reshapes
+        self._outputs = outputs
         self.batch = batch
         self.times = RequestTimes()
         self.level = 0
@@ -99,6 +110,7 @@ class Ticket:
         self._ended = False
         self._unread = False
         self._responses = 0
+        self._in_vain = 0
 
     @property
     def cancelled(self) -> bool:
@@ -117,8 +129,13 @@ class Ticket:
         made.times.enqueued = made.times.taken = self.times.taken
         return made
 
-    async def next(self) -> _Item:
-        """The next response, or the error that ends the request."""
+    async def next(self, timeout_s: float) -> _Item:
+        """The next response, or the error that ends the request.
+
+        Raises:
+            TimeoutError: there was none in this time.
+        """
+        deadline = self.loop.time() + timeout_s
         while True:
             with self._lock:
                 if self._items:
@@ -127,8 +144,14 @@ class Ticket:
                         self._unread_bytes -= _size(item)
                     self._tell_of_room()
                     return item
-                self._waiter = self.loop.create_future()
-            await self._waiter
+                if self.loop.time() >= deadline:
+                    raise TimeoutError
+                waiter = self._waiter = self.loop.create_future()
+            timer = self.loop.call_at(deadline, _wake, waiter)
+            try:
+                await waiter
+            finally:
+                timer.cancel()
 
     def respond(self, response: InferResponse) -> None:
         """Send a response; with `final` it ends the request. One that nobody wants is dropped.
@@ -137,6 +160,12 @@ class Ticket:
         request fails instead.
         """
         if self._ended:
+            return
+        try:
+            check_response(response, self._outputs)
+        except ModelExecutionError as error:
+            _log.error("model %s: %s", shown(response.model), error.message)
+            self.fail(error)
             return
         sent = time.monotonic_ns()
         if response.final:
@@ -150,6 +179,24 @@ class Ticket:
             return
         self._count_response(ResponseEnd.SUCCEEDED, sent)
         self.hand_over(response)
+
+    def takes(self) -> bool:
+        """Whether a response that is not the last still reaches somebody.
+
+        Who sends on all the same, as a model may that does not ask `is_cancelled`, is slowed down, so that it takes no
+        core. It is not stopped: it may have requests of others beside this one, and Triton's models need not ask.
+
+        Raises:
+            ModelExecutionError: it sends on from an event loop, which must not be slowed down for all.
+        """
+        if not (self._cancelled or self._ended):
+            return True
+        self._in_vain += 1
+        if self._in_vain > FREE_SENDS_IN_VAIN:
+            if _in_event_loop():
+                raise ModelExecutionError("The request has ended, and its responses reach nobody.")
+            time.sleep(SEND_IN_VAIN_S)
+        return False
 
     def fail(self, error: TengserveError, *, at_once: bool = False) -> None:
         """End the request with an error; `at_once` also before requests whose answers go first."""
@@ -213,14 +260,12 @@ class Ticket:
         with self._lock:
             if has_room():
                 return True
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            with self._lock:
-                self._room = self._room or threading.Condition(self._lock)
-                # Ends early when the client leaves: then the ticket is cancelled.
-                return self._room.wait_for(has_room, MAX_SEND_WAIT_S)
-        return False
+        if _in_event_loop():
+            return False
+        with self._lock:
+            self._room = self._room or threading.Condition(self._lock)
+            # Ends early when the client leaves: then the ticket is cancelled.
+            return self._room.wait_for(has_room, MAX_SEND_WAIT_S)
 
     def _tell_of_room(self) -> None:
         """Wake those who wait for it; under the lock."""
@@ -250,5 +295,13 @@ def _wake(waiter: asyncio.Future[None]) -> None:
         waiter.set_result(None)
 
 
+def _in_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
 def _size(response: InferResponse) -> int:
-    return sum(output.data.nbytes for output in response.outputs)
+    return sum(output.size_bytes for output in response.outputs)

@@ -8,7 +8,7 @@ from typing import TypeGuard
 
 from tengserve_backend.engine.base import Engine
 from tengserve_backend.errors import ModelNotFoundError, shown
-from tengserve_backend.inference.model import Counting, TensorModel
+from tengserve_backend.inference.model import Counting, MayFail, TensorModel
 from tengserve_backend.repository.source import ModelSource
 
 UNLOADED = "unloaded"
@@ -163,7 +163,8 @@ def unanswered(model: Engine | TensorModel) -> int:
 def _state_of(model: Engine | TensorModel) -> tuple[ModelState, str]:
     if not is_engine(model):
         # Its own `is_ready` may run a user's code: only who asks whether this one model is ready waits for that.
-        return ModelState.READY, ""
+        failure = model.failure if isinstance(model, MayFail) else ""
+        return (ModelState.UNAVAILABLE, failure) if failure else (ModelState.READY, "")
     engine = model.status()
     if engine.alive:
         return ModelState.READY, ""

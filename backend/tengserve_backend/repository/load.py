@@ -8,12 +8,18 @@ from tengserve_backend.devices.npu.guard import guard, import_torch
 from tengserve_backend.engine.base import Engine
 from tengserve_backend.inference import TensorModel
 from tengserve_backend.python_backend import Peers, load_python_model
+from tengserve_backend.python_backend.model import DEFAULT_REQUEST_TIMEOUT_S
 from tengserve_backend.repository.source import Backend, ModelSource, Progress
 from tengserve_backend.repository.weights import resolve_weights
 
 
 def load_model(
-    source: ModelSource, progress: Progress, peers: Peers | None = None, *, device: str = "auto"
+    source: ModelSource,
+    progress: Progress,
+    peers: Peers | None = None,
+    *,
+    device: str = "auto",
+    request_timeout_s: float = DEFAULT_REQUEST_TIMEOUT_S,
 ) -> Engine | TensorModel:
     """Start what serves a model. Blocks until it is ready.
 
@@ -25,6 +31,7 @@ def load_model(
         progress: told how far it is; an error that it raises ends the load.
         peers: the models that a python model may ask.
         device: of an LLM whose own setting is auto.
+        request_timeout_s: how long a request to a python model waits for its next response.
 
     Raises:
         ConfigurationError: settings, weights and machine do not fit, or a python model does not start; the message
@@ -32,7 +39,7 @@ def load_model(
     """
     guard()
     if source.backend is Backend.PYTHON:
-        return load_python_model(source, progress, peers)
+        return load_python_model(source, progress, peers, request_timeout_s=request_timeout_s)
     if source.settings.device == "auto":
         source = dataclasses.replace(source, settings=dataclasses.replace(source.settings, device=device))
     weights_dir = resolve_weights(source, progress)

@@ -110,12 +110,13 @@ class InferenceResponse:
         """Send it; not part of the API.
 
         Raises:
-            TritonModelException: an output does not have the shape that its `reshape` says.
+            TritonModelException: an output does not have the shape that its `reshape` says, or an element no text.
+            ModelExecutionError: see Ticket.takes.
         """
+        if not final and (self._error is None or ticket.ended) and not ticket.takes():
+            return
         if self._error is not None:
             ticket.fail(ModelExecutionError(self._error.message()[:MAX_MESSAGE_CHARS], code=self._error.code()))
-            return
-        if ticket.cancelled and not final:
             return
         wanted = {output.name for output in ticket.request.outputs}
         outputs = tuple(tensor.to_infer() for tensor in self._output_tensors if not wanted or tensor.name() in wanted)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import Any
 
@@ -15,6 +16,9 @@ _DATATYPES = {datatype.dtype: datatype for datatype in Datatype if datatype is n
 _NAMES = "BOOL UINT8 UINT16 UINT32 UINT64 INT8 INT16 INT32 INT64 FP16 FP32 FP64 BYTES BF16"
 TRITON_TYPES = tuple(map(Datatype, _NAMES.split()))
 """In the order of Triton's numbers, which begin with 1."""
+
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+>")
+"""How Python shows objects that do not say how."""
 
 _CPU = 1
 """DLPack's device type."""
@@ -63,10 +67,14 @@ class Tensor:
         return made
 
     def to_infer(self) -> InferTensor:
-        """A copy for the server, as the model may go on with its array; not part of the API."""
+        """A copy for the server, as the model may go on with its array; not part of the API.
+
+        Raises:
+            TritonModelException: an element of BYTES has no text.
+        """
         if self._datatype is Datatype.BYTES:
             data: Array = np.empty(self._array.shape, np.object_)
-            data.reshape(-1)[:] = [_as_bytes(element) for element in self._array.reshape(-1).tolist()]
+            data.reshape(-1)[:] = [self._as_bytes(element) for element in self._array.reshape(-1).tolist()]
         else:
             data = np.array(self._array, order="C", copy=True)
         data.flags.writeable = False
@@ -151,15 +159,25 @@ class Tensor:
         made._set(name, array, datatype)
         return made
 
+    def _as_bytes(self, element: object) -> bytes:
+        if isinstance(element, bytes):
+            return element
+        text = str(element)
+        # Triton sends whatever `str` makes; of an object without a text of its own that is where it lies in memory.
+        if not isinstance(element, str) and _ADDRESS.search(text):
+            raise TritonModelException(
+                f"Tensor '{self._name}' has an element of type {type(element).__name__}, neither bytes nor text."
+            )
+        try:
+            return text.encode("utf-8")
+        except UnicodeEncodeError:
+            raise TritonModelException(f"Tensor '{self._name}' has an element that is no Unicode text.") from None
+
     def _writeable(self) -> Array:
         if not self._array.flags.writeable:
             # It is the client's body, or another model's; made our own only for who looks at it.
             self._array = self._array.copy()
         return self._array
-
-
-def _as_bytes(element: object) -> bytes:
-    return element if isinstance(element, bytes) else str(element).encode("utf-8")
 
 
 def _torch() -> Any:
