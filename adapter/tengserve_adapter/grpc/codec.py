@@ -122,7 +122,7 @@ def _inputs(message: Message) -> tuple[InferTensor, ...]:
         datatype = Datatype[entry.datatype]
         if not raw:
             data = _typed(name, datatype, entry.shape, entry.contents)
-        elif entry.contents.ListFields():
+        elif entry.HasField("contents") and entry.contents.ListFields():
             raise InvalidRequestError(
                 f"contents field must not be specified when using raw_input_contents for '{shown(name)}' for model"
                 f" '{shown(message.model_name)}'",
@@ -191,6 +191,8 @@ _WIDE: Final[Mapping[str, np.dtype[np.generic]]] = {
 
 
 def _outputs(model: TensorModel, message: Message) -> tuple[RequestedOutput, ...]:
+    if not message.outputs:
+        return ()
     known = {spec.name for spec in model.outputs}
     outputs: dict[str, RequestedOutput] = {}
     for entry in message.outputs:
@@ -223,6 +225,8 @@ def _parameters(entries: Message) -> dict[str, ParameterValue]:
         InvalidRequestError: one has no value, or none that JSON could say too.
     """
     values: dict[str, ParameterValue] = {}
+    if not entries:
+        return values
     for name, entry in entries.items():
         kind = entry.WhichOneof("parameter_choice")
         if kind is None:

@@ -55,6 +55,8 @@ def compress(encoding: Encoding, content: bytes) -> bytes:
 
 def accepted(header: str) -> Encoding | None:
     """The encoding that Accept-Encoding likes best; None is identity, which wins over whatever it likes less."""
+    if not header:
+        return None
     qualities: dict[str, float] = {}
     for item in header[:MAX_HEADER_CHARS].split(","):
         name, _, parameters = item.partition(";")

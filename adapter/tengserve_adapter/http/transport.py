@@ -10,6 +10,10 @@ from typing import Any
 CLOSE_TIMEOUT_S = 30.0
 """How long a client may take to read what is left for it when its connection closes."""
 
+GATHERED_BYTES = 64 * 1024
+"""What is written in one turn of the event loop is sent at once, up to so much: a head and its small body reach the
+client together, and wake it once."""
+
 DISCARD_TIMEOUT_S = 3.0
 """How long the rest of a request that is answered already may still arrive, unread. Closing at once would make the
 client's system throw the answer away (a TCP reset), before the client has seen why."""
@@ -38,6 +42,8 @@ class ClientTransport(asyncio.Transport):
         self._client_sends = client_sends
         self._timer: asyncio.TimerHandle | None = None
         self._closing = False
+        self._gathered: list[bytes | bytearray | memoryview] = []
+        self._gathered_bytes = 0
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         """What is known of the socket."""
@@ -49,8 +55,14 @@ class ClientTransport(asyncio.Transport):
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Send bytes, if there still is a client."""
-        if not self.is_closing():
-            self._transport.write(data)
+        if self.is_closing():
+            return
+        if not self._gathered:
+            self._loop.call_soon(self._send)
+        self._gathered.append(data)
+        self._gathered_bytes += len(data)
+        if self._gathered_bytes > GATHERED_BYTES:
+            self._send()
 
     def pause_reading(self) -> None:
         """Leave what the client sends to the system's buffers."""
@@ -66,6 +78,7 @@ class ClientTransport(asyncio.Transport):
         """Close when the client has read what was written and, if it is sending, has seen the answer; or in time."""
         if self.is_closing():
             return
+        self._send()
         self._closing = True
         if self._client_sends():
             # The client is told that this was all, and may send on until it notices.
@@ -79,6 +92,7 @@ class ClientTransport(asyncio.Transport):
 
     def client_left(self) -> None:
         """The client has ended its sending side."""
+        self._send()
         self._closing = True
         self._stop_reading()
 
@@ -91,6 +105,11 @@ class ClientTransport(asyncio.Transport):
         """The connection is closed."""
         self._closing = True
         self._stop_timer()
+
+    def _send(self) -> None:
+        gathered, self._gathered, self._gathered_bytes = self._gathered, [], 0
+        if gathered and not self._transport.is_closing():
+            self._transport.writelines(gathered)
 
     def _stop_reading(self) -> None:
         self._stop_timer()

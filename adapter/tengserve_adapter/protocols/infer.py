@@ -33,7 +33,7 @@ from tengserve_backend.inference import (
 )
 
 _INT64_MAX = 2**63 - 1
-_SHARED_MEMORY = ("shared_memory_region", "shared_memory_offset", "shared_memory_byte_size")
+_SHARED_MEMORY = frozenset({"shared_memory_region", "shared_memory_offset", "shared_memory_byte_size"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,8 +161,8 @@ def _inputs(items: Sequence[object], tail: bytes) -> tuple[tuple[InferTensor, ..
 def _input(name: str, entry: Mapping[str, object], tail: bytes, offset: int) -> tuple[InferTensor, int]:
     datatype = _datatype(name, entry.get("datatype"))
     shape = _shape(name, datatype, entry.get("shape"))
-    parameters = dict(_object(f"parameters of input '{shown(name)}'", entry.get("parameters", {})))
-    if any(key in parameters for key in _SHARED_MEMORY):
+    parameters = dict(_object("parameters of input", entry.get("parameters", {}), name))
+    if not _SHARED_MEMORY.isdisjoint(parameters):
         raise InvalidRequestError(
             f"input '{shown(name)}' is in shared memory, which this server does not serve: send its data", field=name
         )
@@ -205,13 +205,13 @@ def _outputs(
             raise InvalidRequestError(
                 f"unexpected inference output '{shown(name)}' for model '{shown(model.name)}'", field=name
             )
-        parameters = dict(_object(f"parameters of output '{shown(name)}'", entry.get("parameters", {})))
+        parameters = dict(_object("parameters of output", entry.get("parameters", {}), name))
         outputs[name], binary[name] = _output(name, parameters, default=default)
     return tuple(outputs.values()), binary
 
 
 def _output(name: str, parameters: dict[str, object], *, default: bool) -> tuple[RequestedOutput, bool]:
-    if any(key in parameters for key in _SHARED_MEMORY):
+    if not _SHARED_MEMORY.isdisjoint(parameters):
         raise InvalidRequestError(
             f"output '{shown(name)}' asks for shared memory, which this server does not serve", field=name
         )
@@ -345,8 +345,10 @@ def _shape(name: str, datatype: Datatype, value: object) -> list[int]:
     return value
 
 
-def _object(what: str, value: object) -> Mapping[str, object]:
+def _object(what: str, value: object, name: str | None = None) -> Mapping[str, object]:
+    """The object; `name` is that of the tensor which it is said of."""
     if not isinstance(value, dict):
+        what = what if name is None else f"{what} '{shown(name)}'"
         raise InvalidRequestError(f"{what} must be an object, got {given(value)}", field=what)
     return value
 

@@ -37,6 +37,8 @@ def sort_out(given_parameters: Mapping[str, object]) -> RequestParameters:
     Raises:
         InvalidRequestError: a value of the wrong type, or a reserved name.
     """
+    if not given_parameters:
+        return RequestParameters({})
     if len(given_parameters) > MAX_PARAMETERS:
         raise InvalidRequestError(f"a request has at most {MAX_PARAMETERS} parameters, got {len(given_parameters)}")
     rest = dict(given_parameters)
