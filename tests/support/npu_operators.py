@@ -37,13 +37,13 @@ SIGNATURES: Mapping[str, str] = {
         "Tensor slot_mapping, *, Tensor? compress_lens=None, Tensor? compress_seq_offsets=None, "
         "Tensor? seq_lens=None, str? cache_mode='PA_NZ') -> ()"
     ),
-    "npu_rms_norm": "npu_rms_norm(Tensor self, Tensor gamma, float epsilon=1e-06) -> (Tensor, Tensor)",
+    "npu_rms_norm": "npu_rms_norm(Tensor input, Tensor gamma, float epsilon=1e-06) -> (Tensor, Tensor)",
     "npu_rotary_mul": (
-        "npu_rotary_mul(Tensor self, Tensor r1, Tensor r2, str rotary_mode='half', Tensor? rotate=None) -> Tensor"
+        "npu_rotary_mul(Tensor input, Tensor r1, Tensor r2, str rotary_mode='half', Tensor? rotate=None) -> Tensor"
     ),
-    "npu_swiglu": "npu_swiglu(Tensor self, int dim=-1) -> Tensor",
+    "npu_swiglu": "npu_swiglu(Tensor input, int dim=-1) -> Tensor",
 }
-"""As every supported torch-npu declares them; tests/unit/devices/npu/test_signatures.py compares."""
+"""As every supported torch-npu registers them; tests/unit/devices/npu/test_signatures.py compares."""
 
 
 @contextmanager

@@ -247,18 +247,18 @@ def npu_scatter_pa_kv_cache(
     value_cache.view(total, *value.shape[1:])[slots] = value
 
 
-def npu_rms_norm(self: torch.Tensor, gamma: torch.Tensor, epsilon: float = 1e-06) -> tuple[torch.Tensor, torch.Tensor]:
+def npu_rms_norm(input: torch.Tensor, gamma: torch.Tensor, epsilon: float = 1e-06) -> tuple[torch.Tensor, torch.Tensor]:
     """x / rms(x) * gamma over the last dimensions, and 1 / rms(x) in float32."""
     pairs = {(dtype, dtype) for dtype in (*_HALF, torch.float32)} | {(dtype, torch.float32) for dtype in _HALF}
-    _require((self.dtype, gamma.dtype) in pairs, f"{self.dtype} with gamma in {gamma.dtype}")
-    _require(2 <= self.dim() <= 8 and self.shape[-gamma.dim() :] == gamma.shape, f"{tuple(self.shape)}")
+    _require((input.dtype, gamma.dtype) in pairs, f"{input.dtype} with gamma in {gamma.dtype}")
+    _require(2 <= input.dim() <= 8 and input.shape[-gamma.dim() :] == gamma.shape, f"{tuple(input.shape)}")
     dims = tuple(range(-gamma.dim(), 0))
-    rstd = torch.rsqrt(self.float().pow(2).mean(dims, keepdim=True) + epsilon)
-    return (self.float() * rstd * gamma.float()).to(self.dtype), rstd
+    rstd = torch.rsqrt(input.float().pow(2).mean(dims, keepdim=True) + epsilon)
+    return (input.float() * rstd * gamma.float()).to(input.dtype), rstd
 
 
 def npu_rotary_mul(
-    self: torch.Tensor,
+    input: torch.Tensor,
     r1: torch.Tensor,
     r2: torch.Tensor,
     rotary_mode: str = "half",
@@ -270,35 +270,35 @@ def npu_rotary_mul(
     """
     _require(rotary_mode in ("half", "interleave"), f"rotary_mode {rotary_mode}")
     _require(rotate is None, "no reference for a rotation matrix")
-    dim = self.shape[-1]
+    dim = input.shape[-1]
     _require(
-        self.dim() in (3, 4) and r1.dim() == r2.dim() == self.dim() and r1.shape == r2.shape,
-        f"{tuple(self.shape)} with {tuple(r1.shape)} and {tuple(r2.shape)}",
+        input.dim() in (3, 4) and r1.dim() == r2.dim() == input.dim() and r1.shape == r2.shape,
+        f"{tuple(input.shape)} with {tuple(r1.shape)} and {tuple(r2.shape)}",
     )
     _require(
-        self.dtype in (*_HALF, torch.float32) and r1.dtype == r2.dtype == self.dtype,
-        f"{self.dtype} with {r1.dtype} and {r2.dtype}",
+        input.dtype in (*_HALF, torch.float32) and r1.dtype == r2.dtype == input.dtype,
+        f"{input.dtype} with {r1.dtype} and {r2.dtype}",
     )
-    _require(dim % 2 == 0 and dim < 896 and r1.shape[-1] == dim, f"{tuple(self.shape)} with {tuple(r1.shape)}")
-    _require(all(factor in (1, size) for factor, size in zip(r1.shape, self.shape, strict=True)), f"{tuple(r1.shape)}")
-    x = self.float()
+    _require(dim % 2 == 0 and dim < 896 and r1.shape[-1] == dim, f"{tuple(input.shape)} with {tuple(r1.shape)}")
+    _require(all(factor in (1, size) for factor, size in zip(r1.shape, input.shape, strict=True)), f"{tuple(r1.shape)}")
+    x = input.float()
     if rotary_mode == "half":
         one, two = x.chunk(2, -1)
         turned = torch.cat((-two, one), -1)
     else:
         turned = torch.stack((-x[..., 1::2], x[..., ::2]), -1).flatten(-2)
-    return (x * r1.float() + turned * r2.float()).to(self.dtype)
+    return (x * r1.float() + turned * r2.float()).to(input.dtype)
 
 
-def npu_swiglu(self: torch.Tensor, dim: int = -1) -> torch.Tensor:
+def npu_swiglu(input: torch.Tensor, dim: int = -1) -> torch.Tensor:
     """silu(first half) * second half."""
-    _require(1 <= self.dim() <= 8 and self.numel() > 0 and self.is_contiguous(), f"{tuple(self.shape)}")
+    _require(1 <= input.dim() <= 8 and input.numel() > 0 and input.is_contiguous(), f"{tuple(input.shape)}")
     _require(
-        self.dtype in (*_HALF, torch.float32) and -self.dim() <= dim < self.dim() and self.shape[dim] % 2 == 0,
-        f"{self.dtype}, dim {dim} of {tuple(self.shape)}",
+        input.dtype in (*_HALF, torch.float32) and -input.dim() <= dim < input.dim() and input.shape[dim] % 2 == 0,
+        f"{input.dtype}, dim {dim} of {tuple(input.shape)}",
     )
-    gate, up = self.float().chunk(2, dim)
-    return (torch.nn.functional.silu(gate) * up).to(self.dtype)
+    gate, up = input.float().chunk(2, dim)
+    return (torch.nn.functional.silu(gate) * up).to(input.dtype)
 
 
 REFERENCES: dict[str, Callable[..., Any]] = {

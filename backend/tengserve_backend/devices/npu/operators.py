@@ -4,6 +4,8 @@ An operator that is called against its rules fails on the device, later, with a 
 function here checks what its operator's document asks for before the call, by what the host knows: shapes, dtypes,
 strides and integers. Nothing here waits for the device.
 
+A first tensor that the wheels' declarations call `self` goes by position: what they register calls it `input`.
+
 Rules: the operators' pages among the op-plugin documents of torch-npu (custom_APIs/torch_npu).
 """
 
@@ -56,11 +58,12 @@ _ARGUMENTS: Mapping[Operator, tuple[str, ...]] = {
         "block_size",
     ),
     Operator.SCATTER_CACHE: ("key", "value", "key_cache", "value_cache", "slot_mapping", "cache_mode"),
-    Operator.RMS_NORM: ("self", "gamma", "epsilon"),
-    Operator.ROTARY: ("self", "r1", "r2", "rotary_mode"),
-    Operator.SWIGLU: ("self", "dim"),
+    Operator.RMS_NORM: ("gamma", "epsilon"),
+    Operator.ROTARY: ("r1", "r2", "rotary_mode"),
+    Operator.SWIGLU: ("dim",),
 }
-"""What the functions below pass."""
+"""What the functions below pass by name. The first argument of the last three has two names: torch-npu declares it as
+`self` and registers it as `input`, so it goes by position."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,7 +301,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, *, epsilon: float) -> torch.
     )
     size = x.shape[-1] * x.element_size()
     _require(name, "bytes of a row", size >= _MIN_NORM_BYTES, "at least {}", size, _MIN_NORM_BYTES)
-    normed, _ = torch.ops.npu.npu_rms_norm(self=x, gamma=weight, epsilon=epsilon)
+    normed, _ = torch.ops.npu.npu_rms_norm(x, gamma=weight, epsilon=epsilon)
     return normed  # type: ignore[no-any-return]  # torch.ops is untyped
 
 
@@ -324,7 +327,7 @@ def rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
         _require(name, field, fits, "[1 or {}, {}, 1, {}]", factor.shape, batch, total, dim)
         _require(name, field, factor.shape == cos.shape, "of cos's shape {}", factor.shape, cos.shape)
         _require(name, f"{field}.dtype", factor.dtype == x.dtype, "{}", factor.dtype, x.dtype)
-    return torch.ops.npu.npu_rotary_mul(self=x, r1=cos, r2=sin, rotary_mode="half")  # type: ignore[no-any-return]  # torch.ops is untyped
+    return torch.ops.npu.npu_rotary_mul(x, r1=cos, r2=sin, rotary_mode="half")  # type: ignore[no-any-return]  # torch.ops is untyped
 
 
 def swiglu(gate_and_up: torch.Tensor) -> torch.Tensor:
@@ -345,7 +348,7 @@ def swiglu(gate_and_up: torch.Tensor) -> torch.Tensor:
     _require(name, "size", gate_and_up.shape[-1] % 2 == 0, "even", gate_and_up.shape[-1])
     _require(name, "input.dtype", gate_and_up.dtype in _FLOATS, "float16, bfloat16 or float32", gate_and_up.dtype)
     _require(name, "input", gate_and_up.is_contiguous(), "contiguous", gate_and_up.stride())
-    return torch.ops.npu.npu_swiglu(self=gate_and_up, dim=-1)  # type: ignore[no-any-return]  # torch.ops is untyped
+    return torch.ops.npu.npu_swiglu(gate_and_up, dim=-1)  # type: ignore[no-any-return]  # torch.ops is untyped
 
 
 def _require(called: Operator, field: str, holds: bool, rule: str, given: object, *facts: object) -> None:

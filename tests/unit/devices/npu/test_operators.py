@@ -220,7 +220,7 @@ def test_capabilities_tell_what_is_there():
 
 
 def test_an_operator_that_has_lost_an_argument_is_not_there():
-    renamed = {**SIGNATURES, "npu_rms_norm": "npu_rms_norm(Tensor self, Tensor weight, float epsilon=1e-06) -> Tensor"}
+    renamed = {**SIGNATURES, "npu_rms_norm": "npu_rms_norm(Tensor input, Tensor weight, float epsilon=1e-06) -> Tensor"}
     with npu_operators(signatures=renamed):
         found = operators.capabilities()
     assert found.missing == {Operator.RMS_NORM: "it takes no argument gamma"}
