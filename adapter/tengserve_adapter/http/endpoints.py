@@ -8,7 +8,7 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Final, Generic, TypeVar
 
 from prometheus_client import Counter
 from starlette.requests import Request
@@ -16,7 +16,8 @@ from starlette.types import Receive, Scope, Send
 
 from tengserve_adapter.http.answer import answer
 from tengserve_adapter.http.body import parse_body, read_body
-from tengserve_adapter.http.disconnect import ClientDisconnected, while_connected
+from tengserve_adapter.http.disconnect import while_connected
+from tengserve_adapter.http.edge import answered
 from tengserve_adapter.http.errors import response_for
 from tengserve_adapter.http.models import Models
 from tengserve_adapter.http.settings import HttpSettings
@@ -29,6 +30,8 @@ from tengserve_backend.inference import TensorModel
 
 _LOG = logging.getLogger(__name__)
 _T = TypeVar("_T")
+_C = TypeVar("_C")
+"""What a dialect makes of a body."""
 
 _MAX_NAMES: Final = 3
 _MAX_NAME_CHARS: Final = 256
@@ -99,10 +102,10 @@ class Context:
         )
 
 
-class GenerationEndpoint(ABC):
+class GenerationEndpoint(ABC, Generic[_C]):
     """An ASGI endpoint: everything between a socket and a dialect's parser.
 
-    Subclasses name the model and parse the body.
+    Subclasses name the model, parse the body and answer what came of it.
     """
 
     label: str
@@ -116,17 +119,16 @@ class GenerationEndpoint(ABC):
         """The engine that the URL means."""
 
     @abstractmethod
-    def _parse(self, request: Request, body: dict[str, object], info: ModelInfo) -> Call:
+    def _parse(self, request: Request, body: dict[str, object], info: ModelInfo) -> _C:
         """The body in the dialect of the URL."""
+
+    @abstractmethod
+    async def _answer(self, engine: Engine, parsed: _C, send: Send) -> None:
+        """Send the answer."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request; nothing is raised but cancellation."""
-        try:
-            await self._serve(Request(scope), receive, send)
-        except ClientDisconnected:
-            return
-        except Exception as error:  # noqa: BLE001 - the edge: every error becomes a reply, the unexpected is logged
-            await response_for(error)(scope, receive, send)
+        await answered(self._serve(Request(scope), receive, send), response_for, scope, receive, send)
 
     async def _serve(self, request: Request, receive: Receive, send: Send) -> None:
         if self._context.draining():
@@ -134,9 +136,16 @@ class GenerationEndpoint(ABC):
         # The model comes before the body: who asks for a model that is not here need not send a right body.
         engine = self._engine(request)
         # No name for the raw body: it is gone when it has been parsed.
-        call = await parse_body(await read_body(receive), lambda body: self._parse(request, body, engine.info))
-        count_ignored(self.label, call.ignored)
-        await while_connected(request.scope, receive, answer(engine, call, send))
+        parsed = await parse_body(await read_body(receive), lambda body: self._parse(request, body, engine.info))
+        await while_connected(request.scope, receive, self._answer(engine, parsed, send))
+
+
+class CallEndpoint(GenerationEndpoint[Call]):
+    """One whose body is one call."""
+
+    async def _answer(self, engine: Engine, parsed: Call, send: Send) -> None:
+        count_ignored(self.label, parsed.ignored)
+        await answer(engine, parsed, send)
 
 
 def count_ignored(label: str, ignored: Ignored) -> None:
@@ -151,7 +160,7 @@ def count_ignored(label: str, ignored: Ignored) -> None:
         _LOG.debug("%s: %d unknown fields ignored, such as %s", label, ignored.count, ignored.names)
 
 
-class NativeEndpoint(GenerationEndpoint):
+class NativeEndpoint(CallEndpoint):
     """`POST /infer` and `POST /infer_token`."""
 
     def __init__(self, context: Context, url: mindie.Url, label: str) -> None:
@@ -167,7 +176,7 @@ class NativeEndpoint(GenerationEndpoint):
         return mindie.parse(self._url, body, info, max_text_chars=limit, request_id=_new_request_id())
 
 
-class GenerateEndpoint(GenerationEndpoint):
+class GenerateEndpoint(CallEndpoint):
     """`POST /v2/models/{m}[/versions/{v}]/generate` and `/generate_stream`."""
 
     def __init__(self, context: Context, label: str, *, stream: bool) -> None:

@@ -4,60 +4,40 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from typing import Final
 
 import orjson
 from starlette.requests import Request
-from starlette.types import Receive, Scope, Send
+from starlette.types import Send
 
 from tengserve_adapter.http.answer import answer_of, whole_answer
-from tengserve_adapter.http.body import parse_body, read_body
-from tengserve_adapter.http.disconnect import ClientDisconnected, while_connected
-from tengserve_adapter.http.endpoints import Context, count_ignored
-from tengserve_adapter.http.errors import response_for
+from tengserve_adapter.http.endpoints import GenerationEndpoint, count_ignored
 from tengserve_adapter.http.sse import send_json
 from tengserve_adapter.protocols import predict
 from tengserve_adapter.protocols.call import Call
-from tengserve_backend.engine.base import Engine
-from tengserve_backend.errors import ShuttingDownError
-
-LABEL: Final = "/v1/models/{model}:predict"
+from tengserve_backend.engine.base import Engine, ModelInfo
 
 
-class PredictEndpoint:
-    """An ASGI endpoint."""
+class PredictEndpoint(GenerationEndpoint[list[Call]]):
+    """`POST /v1/models/{m}:predict`."""
 
-    def __init__(self, context: Context) -> None:
-        self._context = context
+    label = "/v1/models/{model}:predict"
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request; nothing is raised but cancellation."""
-        try:
-            await self._serve(Request(scope), receive, send)
-        except ClientDisconnected:
-            return
-        except Exception as error:  # noqa: BLE001 - the edge: every error becomes a reply, the unexpected is logged
-            await response_for(error)(scope, receive, send)
+    def _engine(self, request: Request) -> Engine:
+        return self._context.engine(request.path_params["model"])
 
-    async def _serve(self, request: Request, receive: Receive, send: Send) -> None:
-        if self._context.draining():
-            raise ShuttingDownError("The service is stopping and takes no new requests.")
-        name: str = request.path_params["model"]
-        engine = self._context.engine(name)
-        calls = await parse_body(
-            await read_body(receive),
-            lambda body: predict.parse(
-                body,
-                engine.info,
-                model_name=name,
-                max_text_chars=self._context.settings.max_generate_text_chars,
-                request_id=uuid.uuid4().hex,
-            ),
+    def _parse(self, request: Request, body: dict[str, object], info: ModelInfo) -> list[Call]:
+        return predict.parse(
+            body,
+            info,
+            model_name=request.path_params["model"],
+            max_text_chars=self._context.settings.max_generate_text_chars,
+            request_id=uuid.uuid4().hex,
         )
-        for call in calls:
-            count_ignored(LABEL, call.ignored)
-        texts = await while_connected(request.scope, receive, _texts(engine, calls))
-        await send_json(send, predict.answer(texts))
+
+    async def _answer(self, engine: Engine, parsed: list[Call], send: Send) -> None:
+        for call in parsed:
+            count_ignored(self.label, call.ignored)
+        await send_json(send, predict.answer(await _texts(engine, parsed)))
 
 
 async def _texts(engine: Engine, calls: list[Call]) -> list[str]:

@@ -10,6 +10,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tengserve_adapter.http.body import INLINE_BYTES
 from tengserve_adapter.http.disconnect import ClientDisconnected, while_connected
+from tengserve_adapter.http.edge import answered
 from tengserve_adapter.http.endpoints import Context
 from tengserve_adapter.http.sse import EventStream, send_json
 from tengserve_adapter.http.tensor_body import ContentRoom, content_of, in_thread_if, parse_json
@@ -56,12 +57,8 @@ class TensorGenerateEndpoint:
         if model is None or isinstance(model, LlmTensorModel):
             await self._llm(scope, receive, send)
             return
-        try:
-            await self._serve(model, version or "", scope, receive, send)
-        except ClientDisconnected:
-            return
-        except Exception as error:  # noqa: BLE001 - the edge: every error becomes a reply, the unexpected is logged
-            await triton_response(error)(scope, receive, send)
+        served = self._serve(model, version or "", scope, receive, send)
+        await answered(served, triton_response, scope, receive, send)
 
     async def _serve(self, model: TensorModel, version: str, scope: Scope, receive: Receive, send: Send) -> None:
         async with content_of(scope, receive, self._context.settings, self._room, compressed=False) as raw:

@@ -11,7 +11,8 @@ from starlette.types import Receive, Scope, Send
 
 from tengserve_adapter.http.answer import whole_answer
 from tengserve_adapter.http.body import INLINE_BYTES
-from tengserve_adapter.http.disconnect import ClientDisconnected, while_connected
+from tengserve_adapter.http.disconnect import while_connected
+from tengserve_adapter.http.edge import answered
 from tengserve_adapter.http.encoding import accepted, compress
 from tengserve_adapter.http.endpoints import Context, count_ignored
 from tengserve_adapter.http.errors import response_for
@@ -62,14 +63,10 @@ class InferEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request; nothing is raised but cancellation."""
-        try:
-            response = await self._serve(Request(scope), scope, receive)
-        except ClientDisconnected:
-            return
-        except Exception as error:  # noqa: BLE001 - the edge: every error becomes a reply, the unexpected is logged
-            response = triton_response(error)
-            if isinstance(error, UnsupportedError):
-                response.headers["Accept-Encoding"] = "gzip, deflate"
+        await answered(self._answer(scope, receive, send), _respond, scope, receive, send)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        response = await self._serve(Request(scope), scope, receive)
         await response(scope, receive, send)
 
     async def _serve(self, request: Request, scope: Scope, receive: Receive) -> Response:
@@ -101,6 +98,13 @@ class InferEndpoint:
         except TengserveError as error:
             return response_for(error)
         return Response(call.answer([event.token_id for event in events]), media_type="application/json")
+
+
+def _respond(error: BaseException) -> Response:
+    response = triton_response(error)
+    if isinstance(error, UnsupportedError):
+        response.headers["Accept-Encoding"] = "gzip, deflate"
+    return response
 
 
 def _refuses_decoupled() -> UnsupportedError:
