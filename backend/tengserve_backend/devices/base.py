@@ -54,8 +54,13 @@ class DeviceBackend(Protocol):
         """
         ...
 
-    def fuse(self, model: Any) -> Sequence[str]:
-        """Replace parts of a loaded model by this device's fused operators; names of what was replaced."""
+    def fuse(self, model: Any, wanted: Collection[str]) -> Sequence[str]:
+        """Replace parts of a loaded model by this device's fused operators; names of what was replaced.
+
+        Args:
+            model: on this device.
+            wanted: of the names in the setting npuFusions.
+        """
         ...
 
     def measure_peak(self, run: Callable[[], None]) -> int:

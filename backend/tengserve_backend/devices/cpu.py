@@ -55,7 +55,7 @@ class CpuDevice:
         """See DeviceBackend."""
         return [PortableAttention()]
 
-    def fuse(self, model: Any) -> Sequence[str]:
+    def fuse(self, model: Any, wanted: Collection[str]) -> Sequence[str]:
         """Nothing to fuse."""
         return []
 

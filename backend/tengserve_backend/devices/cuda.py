@@ -52,7 +52,7 @@ class CudaDevice:
         """See DeviceBackend."""
         return [PortableAttention()]
 
-    def fuse(self, model: Any) -> Sequence[str]:
+    def fuse(self, model: Any, wanted: Collection[str]) -> Sequence[str]:
         """Nothing to fuse."""
         return []
 

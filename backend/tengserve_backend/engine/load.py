@@ -81,9 +81,11 @@ def _load(source: ModelSource, weights_dir: Path, progress: Progress, device: De
     )
     progress("checking the forward", 0.0)
     vocab_size = vocabulary_size(model, text_config)
-    if fused := device.fuse(model):
+    if fused := device.fuse(model, settings.npu_fusions):
         _log.info("model %s uses fused operators: %s", source.name, ", ".join(fused))
-    choice = choose_forward(model, device, vocab_size=vocab_size, dtype=dtype)
+    choice = choose_forward(
+        model, device, vocab_size=vocab_size, dtype=dtype, portable=settings.attention == "portable"
+    )
     limits = _limits(settings, text_config)
     batched_tokens = settings.max_batched_tokens or max(device.default_batched_tokens(), settings.max_batch_size)
     steps = SchedulerLimits(

@@ -34,6 +34,10 @@ DEVICE_RULE = "auto, npu, npu:N, cuda, cuda:N or cpu"
 """What names a device."""
 
 
+NPU_FUSIONS = ("rms_norm", "rotary", "swiglu")
+"""Parts of a model that an NPU has fused operators for."""
+
+
 @dataclass(frozen=True, slots=True)
 class MemoryBudget:
     """How much memory the KV cache may take; both None leaves it to the engine.
@@ -115,6 +119,15 @@ def _device(text: str) -> str:
     return text
 
 
+def _fusions(text: str) -> tuple[str, ...]:
+    if text in ("all", "none"):
+        return NPU_FUSIONS if text == "all" else ()
+    names = tuple(text.split(","))
+    if not set(names) <= set(NPU_FUSIONS):
+        raise ValueError
+    return names
+
+
 def _memory(text: str) -> MemoryBudget:
     if text == "auto":
         return AUTO_MEMORY
@@ -166,6 +179,28 @@ class ModelSettings:
             "auto",
             "The number format of weights and activations; `auto` takes what suits the device. A format that the "
             "device cannot compute in is an error.",
+        ),
+    )
+    attention: str = field(
+        default="auto",
+        metadata=_setting(
+            "attention",
+            "auto or portable",
+            _one_of("auto", "portable"),
+            "auto",
+            "How attention is computed: `auto` takes the fastest way of the device that serves the model and passes "
+            "its check against the CPU, `portable` plain torch operators.",
+        ),
+    )
+    npu_fusions: tuple[str, ...] = field(
+        default=NPU_FUSIONS,
+        metadata=_setting(
+            "npuFusions",
+            f"all, none, or names with commas between them: {', '.join(NPU_FUSIONS)}",
+            _fusions,
+            "all",
+            "Which parts of the model run as fused operators on an NPU, where the chip has the operator and the part "
+            "gives the same answer.",
         ),
     )
     trust_remote_code: bool = field(

@@ -11,6 +11,7 @@ import torch
 
 from tengserve_backend.devices.npu import errors
 from tengserve_backend.devices.npu.family import NpuFamily
+from tengserve_backend.devices.npu.fusion import fuse
 from tengserve_backend.devices.npu.operators import capabilities
 from tengserve_backend.devices.npu.paged_attention import FusedPagedAttention, why_not
 from tengserve_backend.devices.npu.versions import installed_versions
@@ -85,9 +86,9 @@ class NpuDevice:
             return [PortableAttention()]
         return [FusedPagedAttention(self.torch_device), PortableAttention()]
 
-    def fuse(self, model: Any) -> Sequence[str]:
+    def fuse(self, model: Any, wanted: Collection[str]) -> Sequence[str]:
         """See DeviceBackend."""
-        return []
+        return fuse(model, wanted=wanted, family=self.family, found=self._capabilities)
 
     def measure_peak(self, run: Callable[[], None]) -> int:
         """See DeviceBackend."""

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
+from support.architectures import build_model
 from tengserve_backend.devices.npu.device import NpuDevice
+from tengserve_backend.devices.npu.fusion import FUSIONS
 from tengserve_backend.devices.npu.guard import NpuReadiness, NpuState
 from tengserve_backend.devices.select import select_device
 from tengserve_backend.errors import ConfigurationError
 from tengserve_backend.execution.attention.tier import AttentionNeeds
+from tengserve_backend.repository.settings import NPU_FUSIONS
 
 GIB = 2**30
 
@@ -70,23 +72,17 @@ class FakeNpu:
         return self.allocated
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _named() -> Iterator[None]:
-    """torch knows "npu" as a device's name only with torch-npu."""
-    device = torch.device
-
-    def named(kind: Any, index: int | None = None) -> Any:
-        return ("npu", index) if kind == "npu" else device(kind, index) if index is not None else device(kind)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch, "device", named)
-        yield
+def _named(kind: str, index: int) -> Any:
+    """torch.device, which knows "npu" only with torch-npu."""
+    return (kind, index)
 
 
 def made(monkeypatch: pytest.MonkeyPatch, soc: str = "Ascend910B4", index: int = 0) -> tuple[NpuDevice, FakeNpu]:
     npu = FakeNpu(soc)
     monkeypatch.setattr(torch, "npu", npu, raising=False)
-    return NpuDevice(index), npu
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "device", _named)
+        return NpuDevice(index), npu
 
 
 def test_it_says_what_it_is_and_what_it_has(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
@@ -188,6 +184,18 @@ def test_the_fused_tier_is_preferred(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
 
 
+@pytest.mark.usefixtures("npu")
+def test_it_fuses_what_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    device, _ = made(monkeypatch)
+    model = build_model("llama")
+    assert device.fuse(model, ()) == []
+    assert [name.partition(" ")[0] for name in device.fuse(model, ("swiglu", "rms_norm"))] == ["rms_norm", "swiglu"]
+
+
+def test_the_setting_knows_every_fusion() -> None:
+    assert set(NPU_FUSIONS) == set(FUSIONS)
+
+
 @pytest.mark.parametrize(
     ("setting", "state", "name"),
     [
@@ -203,6 +211,7 @@ def test_auto_is_an_npu_when_one_can_be_used(
     monkeypatch: pytest.MonkeyPatch, setting: str, state: NpuState, name: str
 ) -> None:
     made(monkeypatch)
+    monkeypatch.setattr("tengserve_backend.devices.select.NpuDevice", lambda index: made(monkeypatch, index=index)[0])
     readiness = NpuReadiness(state, "none", 2 if state is NpuState.USABLE else 0)
     monkeypatch.setattr("tengserve_backend.devices.select.import_torch", lambda: readiness)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 
+from tengserve_backend.devices.npu.errors import is_fault
 from tengserve_backend.errors import OperatorError
 
 # Share of the largest element. In half precision transformers rounds between its operators and a fused one does not.
@@ -31,10 +32,15 @@ def disagreement(own: Callable[[], torch.Tensor], fused: Callable[[], torch.Tens
     Args:
         own: the other's answer to some input; called first.
         fused: the fused one's answer to the same.
+
+    Raises:
+        Exception: what says that the device is lost.
     """
     try:
         expected = own()
-    except Exception as error:  # noqa: BLE001  # foreign model code that was meant for other input
+    except Exception as error:  # foreign model code that was meant for other input
+        if is_fault(error):
+            raise
         return f"it fails with {type(error).__name__} on random input"
     bound = _BOUNDS.get(expected.dtype)
     if bound is None:
@@ -43,7 +49,9 @@ def disagreement(own: Callable[[], torch.Tensor], fused: Callable[[], torch.Tens
         got = fused()
     except OperatorError as error:
         return error.message
-    except Exception as error:  # noqa: BLE001  # whatever a device's kernel raises only means "not this one"
+    except Exception as error:  # whatever a device's kernel raises only means "not this one"
+        if is_fault(error):
+            raise
         return f"the fused operator fails with {type(error).__name__}"
     if got.dtype != expected.dtype or got.shape != expected.shape:
         return f"its answer is {list(expected.shape)} in {expected.dtype}, not {list(got.shape)} in {got.dtype}"
