@@ -133,7 +133,7 @@ class TengserveServer(ModelServer):  # type: ignore[misc]  # kserve ships no typ
             self.register_model(model)
         # KServe's histograms are for models of its own kind.
         quiet_metrics([] if models else KSERVE_METRICS)
-        make_room_for(self._settings.max_connections)
+        make_room_for(self._settings.max_connections * (2 if self._settings.grpc else 1))
         http = functools.partial(BoundedHttpProtocol, max_connections=self._settings.max_connections)
         config = uvicorn.Config(
             self._application(),

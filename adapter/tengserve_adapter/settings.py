@@ -168,8 +168,8 @@ class ServerSettings:
         maximum=_MAX_HELD_BYTES,
     )
     max_connections: int = _setting(
-        "Client connections that are open at once; beyond them requests are answered with 503, and health probes still"
-        " get through.",
+        "Client connections that are open at once, over HTTP and gRPC each. Beyond them HTTP requests are answered with"
+        " 503, while health probes still get through, and gRPC connections are closed.",
         default=4096,
         metavar="COUNT",
         minimum=1,
@@ -276,6 +276,7 @@ class ServerSettings:
             max_message_bytes=self.max_tensor_bytes,
             max_held_bytes=self.max_held_body_bytes,
             tls=tls,
+            max_connections=self.max_connections,
             strict_decoupled=self.strict_decoupled,
             server_name=_HTTP_DEFAULTS.server_name,
             server_version=version,

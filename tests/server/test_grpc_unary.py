@@ -408,6 +408,31 @@ async def test_more_calls_than_allowed_are_refused_while_health_still_answers() 
         assert (await server.send("ModelInfer", ints("echo", "c", 1))).id == "c"
 
 
+async def test_more_connections_than_allowed_are_closed() -> None:
+    async with running(GrpcSettings(port=0, max_connections=2)) as server:
+        open_ones = [await connected(server.address) for _ in range(2)]
+        assert all([await reader.read(1) for reader, _ in open_ones])
+        reader, writer = await connected(server.address)
+        assert await reader.read(1) == b""
+        writer.close()
+        # Whoever leaves makes room, as soon as the server has seen it.
+        open_ones.pop()[1].close()
+        while not await reader.read(1):
+            writer.close()
+            reader, writer = await connected(server.address)
+        open_ones.append((reader, writer))
+        for _, each in open_ones:
+            each.close()
+
+
+async def connected(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A connection on which HTTP/2 has been offered."""
+    host, _, port = address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0")
+    return reader, writer
+
+
 async def test_more_bytes_than_allowed_are_refused() -> None:
     async with running(GrpcSettings(port=0, max_held_bytes=1000)) as server:
         gated = server.models.models["gated"]

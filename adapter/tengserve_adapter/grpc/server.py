@@ -19,6 +19,8 @@ from tengserve_backend.errors import ConfigurationError
 
 _MAX_STREAMS_A_CONNECTION: Final = 4096
 _MAX_SUBSCRIPTIONS: Final = 1024
+_HANDSHAKE_TIMEOUT_MS: Final = 20_000
+"""A connection that says nothing counts too, so it is not kept for grpc's two minutes."""
 _KEEPALIVE_MS: Final = 60_000
 _KEEPALIVE_TIMEOUT_MS: Final = 20_000
 _MIN_PING_INTERVAL_MS: Final = 10_000
@@ -85,6 +87,8 @@ def _options(settings: GrpcSettings) -> list[tuple[str, int]]:
         ("grpc.max_receive_message_length", settings.max_message_bytes),
         ("grpc.max_send_message_length", -1),
         ("grpc.max_concurrent_streams", _MAX_STREAMS_A_CONNECTION),
+        ("grpc.max_allowed_incoming_connections", settings.max_connections),
+        ("grpc.server_handshake_timeout_ms", _HANDSHAKE_TIMEOUT_MS),
         # A client that vanished without a word is found out, and its requests are cancelled.
         ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
         ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),

@@ -31,6 +31,7 @@ class GrpcSettings:
         tls: without it connections are not encrypted.
         strict_decoupled: refuse ModelInfer for decoupled models, as Triton does.
         server_name, server_version: in ServerMetadata.
+        max_connections: of clients at once; what is beyond is closed.
         max_unary, max_streams: ModelInfer calls and streams open at once.
         max_stream_requests: requests of one stream that are not answered; the stream is not read meanwhile.
     """
@@ -43,6 +44,7 @@ class GrpcSettings:
     strict_decoupled: bool = False
     server_name: str = "tengserve"
     server_version: str = ""
+    max_connections: int = 4096
     max_unary: int = 4096
     max_streams: int = 1024
     max_stream_requests: int = 256
