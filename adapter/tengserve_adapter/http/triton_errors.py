@@ -8,7 +8,7 @@ from typing import Final
 import orjson
 from starlette.responses import Response
 
-from tengserve_adapter.http.errors import BodyTimeoutError, body_for, error_response, retry_after_of
+from tengserve_adapter.http.errors import BodyTimeoutError, body_for, error_body, error_response, retry_after_of
 from tengserve_backend.errors import (
     CodedError,
     DeadlineExceededError,
@@ -18,6 +18,7 @@ from tengserve_backend.errors import (
     OverloadedError,
     RequestAbortedError,
     RequestError,
+    ServerError,
     ShuttingDownError,
     TengserveError,
     UnsupportedError,
@@ -59,7 +60,10 @@ def status_for(error: BaseException) -> int:
 
 def triton_body(error: BaseException) -> bytes:
     """The JSON of an error, for a reply or an event. The unexpected is logged, and answered without details."""
-    return orjson.dumps({"error": orjson.loads(body_for(error))["error"]})
+    # MindIE's words for an error are not Triton's.
+    known = isinstance(error, RequestError | ServerError)
+    body = error_body(str(error), "") if known else body_for(error)
+    return orjson.dumps({"error": orjson.loads(body)["error"]})
 
 
 def triton_response(error: BaseException) -> Response:

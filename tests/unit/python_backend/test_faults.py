@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from support.python_models import DECOUPLED, IO, answer, answers, ask, first_output, model, until
+from support.python_models import DECOUPLED, IO, answer, answers, ask, first_output, fp32, model, until
 from tengserve_backend.errors import DeadlineExceededError, ErrorCode, ModelExecutionError, ModelNotReadyError
 from tengserve_backend.inference import Datatype, InferTensor
 from tengserve_backend.python_backend import ticket
@@ -225,6 +225,25 @@ async def test_an_answer_that_does_not_come_in_the_operator_s_time(tmp_path: Pat
             await answer(m, ask())
         await until((tmp_path / "m" / "1" / "told").exists)
         assert m.statistics().fail[0] == 1
+
+
+async def test_a_request_that_ends_while_its_batch_runs_is_not_the_others_failure(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = (
+        IO + "max_batch_size: 2 dynamic_batching { preferred_batch_size: [2] max_queue_delay_microseconds: 60000000 }"
+    )
+    body = (
+        "while not requests[0].is_cancelled():\n    time.sleep(0.001)\n"
+        "return [one(np.zeros((1, 1), np.float32)) for _ in requests]"
+    )
+    tensor = fp32("IN", 1, shape=(1, 1))
+    with model(tmp_path, executing(body), config) as m:
+        late, good = (asyncio.create_task(answer(m, ask(tensor, timeout_us=us))) for us in (500_000, 0))
+        with pytest.raises(DeadlineExceededError):
+            await late
+        assert (await good).outputs[0].data.tolist() == [[0.0]]
+    assert "Failed to process" not in caplog.text
 
 
 async def test_the_operator_s_time_is_for_each_response(tmp_path: Path) -> None:

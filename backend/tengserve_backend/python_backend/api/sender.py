@@ -77,9 +77,9 @@ class InferenceResponseSender:
         return self._ticket.cancelled
 
     def closed(self) -> bool:
-        """Whether it sent its last response; not part of the API."""
+        """Whether it may send no more; not part of the API. That the request has ended meanwhile is not its fault."""
         with self._lock:
-            return self._closed or self._ticket.ended
+            return self._closed
 
     def close(self) -> None:
         """Refuse further responses; not part of the API."""
