@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -41,6 +41,7 @@ class PackedBatch:
         contexts: tokens of each sequence in the cache after the step.
         logit_rows: int64 [L]; positions in the row whose logits are wanted: all of a part that scores its prompt, the
             last of another part that samples.
+        block_size: tokens of a cache block.
     """
 
     input_ids: torch.Tensor
@@ -52,6 +53,16 @@ class PackedBatch:
     query_ends: list[int]
     contexts: list[int]
     logit_rows: torch.Tensor
+    block_size: int
+    _context_slots: list[torch.Tensor] = field(default_factory=list)
+
+    def context_slots(self, index: int) -> torch.Tensor:
+        """int32 [context]: cache slots of all tokens of a sequence, in order. Made once a step, for all layers."""
+        if not self._context_slots:
+            within = torch.arange(self.block_size, dtype=torch.int32, device=self.block_table.device)
+            slots = (self.block_table.unsqueeze(-1) * self.block_size + within).flatten(1)
+            self._context_slots.extend(row[:context] for row, context in zip(slots, self.contexts, strict=True))
+        return self._context_slots[index]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +75,7 @@ class BatchLayout:
     block_table: Piece
     spans: tuple[Span, ...]
     logit_rows: Piece
+    block_size: int
 
     def on(self, uploaded: Uploaded) -> PackedBatch:
         """The batch, on the device."""
@@ -77,6 +89,7 @@ class BatchLayout:
             query_ends=[span.offset + span.count for span in self.spans],
             contexts=[span.context for span in self.spans],
             logit_rows=uploaded.int64(self.logit_rows),
+            block_size=self.block_size,
         )
 
 
@@ -108,4 +121,5 @@ def pack(step: Step, snapshot: Snapshot, *, block_size: int) -> BatchLayout:
         block_table=snapshot.add_integers(table),
         spans=tuple(spans),
         logit_rows=snapshot.add_integers(np.asarray(logit_rows, dtype=np.int32)),
+        block_size=block_size,
     )

@@ -112,3 +112,8 @@ def test_a_packed_batch_says_where_everything_goes():
     assert batch.block_table.tolist() == [[2, 0], [1, 0], [3, 5]]
     assert batch.query_ends == [2, 3, 4]
     assert batch.contexts == [5, 1, 5]
+    assert [batch.context_slots(index).tolist() for index in range(3)] == [
+        [8, 9, 10, 11, 0],
+        [4],
+        [12, 13, 14, 15, 20],
+    ]

@@ -36,21 +36,12 @@ class PortableAttention:
         for index, span in enumerate(batch.spans):
             first = _first_key(span.context - span.count, spec)
             rows = slice(span.offset, span.offset + span.count)
-            keys, values = (
-                self._gather(stored, batch.block_table[index], first, span.context)
-                for stored in (pages.keys, pages.values)
-            )
+            slots = batch.context_slots(index)[first:]
+            keys = pages.keys.index_select(0, slots).transpose(0, 1)
+            values = pages.values.index_select(0, slots).transpose(0, 1)
             mask = None if span.count == 1 else _causal_mask(span, first, spec, query.device)
             out[rows] = _attend_one(query[:, rows], keys, values, mask, spec).transpose(0, 1)
         return out
-
-    def _gather(self, stored: torch.Tensor, blocks: torch.Tensor, first: int, end: int) -> torch.Tensor:
-        """[kv heads, end - first, dim]: what [slots, kv heads, dim] holds of the positions from first to end."""
-        first_block = first // self.block_size
-        pages = stored.view(-1, self.block_size, *stored.shape[1:])
-        gathered = pages.index_select(0, blocks[first_block : -(-end // self.block_size)]).flatten(0, 1)
-        skipped = first_block * self.block_size
-        return gathered[first - skipped : end - skipped].transpose(0, 1)
 
 
 def _attend_one(
