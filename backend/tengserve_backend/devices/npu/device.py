@@ -88,7 +88,10 @@ class NpuDevice:
 
     def fuse(self, model: Any, wanted: Collection[str]) -> Sequence[str]:
         """See DeviceBackend."""
-        return fuse(model, wanted=wanted, family=self.family, found=self._capabilities)
+        done = fuse(model, wanted=wanted, family=self.family, found=self._capabilities)
+        # Projections that became one leave holes, which would count as used when the KV cache is sized.
+        _npu().empty_cache()
+        return done
 
     def measure_peak(self, run: Callable[[], None]) -> int:
         """See DeviceBackend."""
