@@ -23,14 +23,13 @@ from typing import Any
 
 from tengserve_backend.engine.base import Engine
 from tengserve_backend.errors import (
-    DeviceLostError,
     InvalidRequestError,
     ModelNotReadyError,
     ShuttingDownError,
 )
 from tengserve_backend.inference.llm import LlmTensorModel
 from tengserve_backend.inference.model import Configured, TensorModel
-from tengserve_backend.repository.attempt import FAILED, STOPPED, attempt
+from tengserve_backend.repository.attempt import FAILED, STOPPED, Attempts, nobody_watches
 from tengserve_backend.repository.entries import (
     UNLOADED,
     Entry,
@@ -53,10 +52,6 @@ RETIRE_TIMEOUT_S = 60.0
 """How long answers of a model that is replaced or unloaded may take, when the caller does not say."""
 
 
-def _ignore(model: str, stage: str, fraction: float) -> None:
-    """The progress callback of a manager that nobody watches."""
-
-
 def _forget(source: ModelSource) -> None:
     """The release callback of a manager whose sources need no care."""
 
@@ -68,7 +63,7 @@ class ModelManager:
         self,
         sources: Sequence[ModelSource],
         load: Callable[[ModelSource, Progress], Engine | TensorModel],
-        progress: Callable[[str, str, float], None] = _ignore,
+        progress: Callable[[str, str, float], None] = nobody_watches,
         *,
         as_tensors: Callable[[Engine], TensorModel] = LlmTensorModel,
         released: Callable[[ModelSource], None] = _forget,
@@ -83,14 +78,12 @@ class ModelManager:
             released: called when a model that was loaded from a source has stopped, from the thread that stopped it.
         """
         self._as_tensors = as_tensors
-        self._make = load
-        self._progress = progress
+        self._attempts = Attempts(load, progress)
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._stopping = threading.Event()
         self._started = threading.Event()
         self._start_failures: list[ModelStatus] = []
-        self._device_lost = ""
         self._leaving = Leaving(released)
         self._table = Table()
         for source in sources:
@@ -132,7 +125,7 @@ class ModelManager:
 
         An engine whose device failed says so itself, see EngineStatus.
         """
-        return self._device_lost
+        return self._attempts.device_lost
 
     def load(
         self, source: ModelSource, *, retire_timeout_s: float = RETIRE_TIMEOUT_S, wait_for_old: bool = True
@@ -368,7 +361,7 @@ class ModelManager:
         old, failure = None, FAILED
         try:
             with self._change(entry):
-                model, failure = self._try(load.source)
+                model, failure = self._attempts.load(load.source, self._check_running)
                 if model is not None:
                     old = self._take_over(entry, Serving(load.source, model))
         except ShuttingDownError:
@@ -394,19 +387,3 @@ class ModelManager:
                 return old
         self._leaving.stop(new)
         return None
-
-    def _try(self, source: ModelSource) -> tuple[Engine | TensorModel | None, str]:
-        """A model, or why there is none."""
-
-        def report(stage: str, fraction: float) -> None:
-            self._check_running()
-            self._progress(source.name, stage, fraction)
-
-        def make(source: ModelSource, report: Progress) -> Engine | TensorModel:
-            try:
-                return self._make(source, report)
-            except DeviceLostError as error:
-                self._device_lost = error.message
-                raise
-
-        return attempt(make, source, report)
