@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import sys
 
 import pytest
 import torch
@@ -176,6 +177,31 @@ def test_another_model_of_the_family_is_untouched():
         calls.clear()
         logits(other)
         assert len(calls) == 8
+
+
+def test_a_call_in_another_way_goes_to_the_models_own_function():
+    calls = []
+    with npu_operators(counted(calls)):
+        model = build_model("llama")
+        fused(model, "rotary")
+        rotate = sys.modules[type(model).__module__].apply_rotary_pos_emb
+        q, k = torch.randn(1, 4, 5, 16), torch.randn(1, 2, 5, 16)
+        cos, sin = torch.randn(2, 1, 5, 16)
+        answers = []
+
+        def layers(*_, **__):
+            answers.append(rotate(q, k, cos, sin))
+            answers.append(rotate(q, k, cos=cos, sin=sin))
+            answers.append(rotate(q, k, cos, sin, unsqueeze_dim=1))
+            raise StopIteration
+
+        calls.clear()
+        model.model.forward = layers
+        with pytest.raises(StopIteration):
+            model(input_ids=torch.ones(1, 2, dtype=torch.long))
+    assert len(calls) == 2
+    for answer in answers[1:]:
+        assert all(torch.allclose(got, own) for got, own in zip(answers[0], answer, strict=True))
 
 
 def test_a_forward_that_fails_does_not_leave_the_switch_on():

@@ -39,13 +39,15 @@ class _Switch:
         functools.update_wrapper(self, original)
         self.original = original
 
-    def __call__(self, q: Any, k: Any, cos: Any, sin: Any, *others: Any, **options: Any) -> Any:
-        sizes = _fused_sizes.get().get(self.original, frozenset())
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        if len(args) == 4 and not options and self._fits(*args):
+            return _rotated(*args)
+        return self.original(*args, **options)
+
+    def _fits(self, q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> bool:
         size = q.shape[-1]
-        fits = size in sizes and cos.shape[-1] == size and q.dim() == 4 and cos.dim() == 3 and cos.dtype == q.dtype
-        if not fits or others or options:
-            return self.original(q, k, cos, sin, *others, **options)
-        return _rotated(q, k, cos, sin)
+        agreed = size in _fused_sizes.get().get(self.original, ())
+        return agreed and cos.shape[-1] == size and q.dim() == 4 and cos.dim() == 3 and cos.dtype == q.dtype
 
 
 def _rotated(
