@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import signal
@@ -186,7 +187,8 @@ def test_without_exit_on_error_the_models_that_loaded_are_announced(scripted_rep
 def test_a_dead_engine_fails_its_waiters_and_ends_the_process(scripted_repository: Path) -> None:
     with ready(scripted_repository) as server, open_stream(server) as events:
         tell(server, "die")
-        assert httpx.get(f"{server.url}/v2/health/ready").status_code == 503
+        with contextlib.suppress(httpx.ConnectError):  # On a busy machine the process may have ended already.
+            assert httpx.get(f"{server.url}/v2/health/ready").status_code == 503
         last = list(events)[-1]
         assert "The device is gone." in last["error"]
         assert server.wait() == 1
