@@ -19,6 +19,7 @@ from tengserve_adapter.http.body import parse_body, read_body
 from tengserve_adapter.http.disconnect import while_connected
 from tengserve_adapter.http.edge import answered
 from tengserve_adapter.http.errors import response_for
+from tengserve_adapter.http.load_report import reporting
 from tengserve_adapter.http.models import Models
 from tengserve_adapter.http.settings import HttpSettings
 from tengserve_adapter.protocols import generate, mindie, triton_llm
@@ -137,7 +138,7 @@ class GenerationEndpoint(ABC, Generic[_C]):
         engine = self._engine(request)
         # No name for the raw body: it is gone when it has been parsed.
         parsed = await parse_body(await read_body(receive), lambda body: self._parse(request, body, engine.info))
-        await while_connected(request.scope, receive, self._answer(engine, parsed, send))
+        await while_connected(request.scope, receive, self._answer(engine, parsed, reporting(request, engine, send)))
 
 
 class CallEndpoint(GenerationEndpoint[Call]):
