@@ -24,7 +24,7 @@ from tengserve_adapter.grpc.schema import schema
 
 _MODEL = "identity"
 _TIMEOUT_S = 30.0
-_WARM_UP = 20
+_WARM_UP = 5
 """Answers on each connection before anything is counted."""
 
 Exchange = Callable[[], Awaitable[bytes]]

@@ -7,6 +7,7 @@ is taken from the front and never skips a request, so an odd shape ends a batch 
 from __future__ import annotations
 
 import collections
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -18,7 +19,6 @@ from tengserve_backend.python_backend.batching import Batching, QueuePolicy, Tim
 from tengserve_backend.python_backend.checks import request_label
 from tengserve_backend.python_backend.config import PythonConfig
 from tengserve_backend.python_backend.ticket import Ticket
-from tengserve_backend.python_backend.wakeup import Changed
 
 MAX_QUEUED_REQUESTS = 10_000
 """Of one level, also where the policy sets no limit: what waits takes memory."""
@@ -105,7 +105,7 @@ class RequestQueue:
         levels = range(1, batching.priority_levels + 1) if batching.priority_levels else (0,)
         self._levels = {level: _Level(batching.level_policies.get(level, batching.default_policy)) for level in levels}
         self._default_level = batching.default_level if batching.priority_levels else 0
-        self._changed = Changed()
+        self._changed = threading.Condition()
         self._closed = False
 
     def put(self, ticket: Ticket) -> float | None:

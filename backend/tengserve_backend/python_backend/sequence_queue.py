@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import heapq
 import logging
+import threading
 import time
 from dataclasses import dataclass, field
 
@@ -20,7 +21,6 @@ from tengserve_backend.python_backend.config import PythonConfig
 from tengserve_backend.python_backend.request_queue import MAX_QUEUED_REQUESTS, QUEUE_FULL, RETRY_AFTER_S
 from tengserve_backend.python_backend.sequence_batching import SequenceBatching, Strategy
 from tengserve_backend.python_backend.ticket import Ticket
-from tengserve_backend.python_backend.wakeup import Changed
 
 _LEAST_WAIT_S = 0.001
 """Between looks for a sequence that is idle, however short config.pbtxt makes that."""
@@ -93,7 +93,7 @@ class SequenceQueue:
         self._waiting: dict[Ticket, _Sequence] = {}
         self._look_ns = 0
         """No sequence has been idle for too long before then."""
-        self._changed = Changed()
+        self._changed = threading.Condition()
         self._closed = False
 
     def put(self, ticket: Ticket) -> float | None:
