@@ -90,7 +90,7 @@ On the same path: one UINT32 input with `data`, whatever its name (but `input_id
 ## Load of an LLM in its answers
 
 An answer of an LLM's text endpoints (`generate`, `generate_stream`, `/infer`, `/infer_token`, `:predict`) to a request
-with the header `endpoint-load-metrics-format: json` or `text` has the header `endpoint-load-metrics`, as ORCA has it, and
+with the header `endpoint-load-metrics-format: json` or `text` has the header `endpoint-load-metrics`, as in ORCA and
 Triton: `JSON {{"named_metrics":{{"kv_cache_utilization":0.25,"max_token_capacity":8192}}}}`, or
 `TEXT named_metrics.kv_cache_utilization=0.25, named_metrics.max_token_capacity=8192`. It says how it is when the answer
 begins: which part of the KV cache requests hold, and how many tokens it has room for. Another format has no header.
