@@ -13,8 +13,12 @@ _HEAD = """# The command line
 
 ```
 tengserve serve --model-repository DIR [options]
+tengserve npu-selfcheck [--device npu:N] [--model-repository DIR [--model NAME] | --no-model]
 tengserve --version
 ```
+
+`npu-selfcheck` tries an Ascend NPU and prints a report ([NPUs](npu.md)); its status is 0 when all of it is right. The
+rest of this page is about `serve`.
 
 `--model-repository` is required. `scripts/serve` takes the same flags and fills that one in, unless told otherwise:
 this folder's `model_repository`. There is no authentication, and TLS for gRPC only ([scope](scope.md)): whoever reaches
@@ -35,7 +39,7 @@ _TAIL = """
 | 0 | ended by SIGTERM or SIGINT, after the drain |
 | 1 | the address cannot be listened on, a model failed to load, or an engine died |
 | 2 | a mistake on the command line or in the model repository; one line on stderr says which and where |
-| 3 | a device failed, while it served or while a model was loaded onto it; a restart may help |
+| 3 | a device failed, while it served or while a model was loaded onto it; a restart may help ([NPUs](npu.md)) |
 | 130, 143 | ended at once by a second SIGINT or SIGTERM |
 
 ## Shutdown

@@ -16,7 +16,8 @@ parameters { key: "maxSeqLen" value { string_value: "4096" } }
 ```
 
 An unknown key, or a value that breaks its rule, keeps the server from starting; the error names the file, the line,
-the rule and the value. Options of the server itself are [flags](cli.md).
+the rule and the value. Options of the server itself are [flags](cli.md); what `device`, `dtype`, `attention` and
+`npuFusions` mean on an Ascend NPU is told [there](npu.md).
 
 | key | value | default | meaning |
 | --- | --- | --- | --- |

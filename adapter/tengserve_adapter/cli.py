@@ -1,4 +1,4 @@
-"""The command line: `tengserve serve` and `tengserve --version`.
+"""The command line: `tengserve serve`, `tengserve npu-selfcheck` and `tengserve --version`.
 
 Importing this module brings no torch, no transformers and no kserve: a mistake on the command line or in the model
 repository is told at once. Every mistake is one line on stderr and status 2; what fails at run time is status 1.
@@ -15,6 +15,7 @@ from dataclasses import MISSING, fields
 from importlib import metadata
 from typing import Any, NoReturn
 
+from tengserve_adapter import npu_selfcheck
 from tengserve_adapter import settings as options
 from tengserve_adapter.settings import ServerSettings
 from tengserve_backend.errors import ConfigurationError, one_line, shown
@@ -31,7 +32,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser, serve_parser = build_parsers()
     arguments, unknown = parser.parse_known_args(sys.argv[1:] if argv is None else argv)
     if arguments.command is None:
-        parser.error("a command is missing: serve")
+        parser.error(f"a command is missing: serve or {npu_selfcheck.COMMAND}")
+    if arguments.command == npu_selfcheck.COMMAND:
+        return _selfcheck(parser, arguments, unknown)
     if unknown:
         serve_parser.error(_unknown(unknown[0]))
     missing = [options.flag(name) for name in _required() if getattr(arguments, name) is None]
@@ -39,6 +42,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         serve_parser.error(f"missing: {', '.join(missing)}")
     try:
         return _serve(_settings(arguments))
+    except ConfigurationError as error:
+        return _fail(error.message, USAGE_ERROR)
+
+
+def _selfcheck(parser: argparse.ArgumentParser, arguments: argparse.Namespace, unknown: Sequence[str]) -> int:
+    if unknown:
+        parser.error(f"unknown argument {shown(unknown[0])!r}")
+    try:
+        return npu_selfcheck.run(arguments)
     except ConfigurationError as error:
         return _fail(error.message, USAGE_ERROR)
 
@@ -62,6 +74,7 @@ def build_parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         else:
             extra["metavar"] = option.metavar
         serve.add_argument(options.flag(field.name), help=_help(field.name), **extra)
+    npu_selfcheck.add_command(commands, _HelpFormatter)
     return parser, serve
 
 

@@ -41,7 +41,7 @@ def test_help_names_every_flag() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "a command is missing: serve"),
+        ([], "a command is missing: serve or npu-selfcheck"),
         (["serve"], "missing: --model-repository"),
         (["serve", "--http-prt", "80"], "unknown argument '--http-prt'; did you mean --http-port or --grpc-port?"),
         (["serve", "--http-port", "65536"], "--http-port must be from 0 to 65535, got 65536"),
@@ -123,6 +123,36 @@ def test_an_npu_that_cannot_be_used_is_one_line(
     result = run_cli(*arguments, "--device", device, "--log-level", "error")
     assert one_line(result).startswith(f"--device is '{device}', but torch-npu is installed, but libascendcl.so")
     assert "set_env.sh" in result.stderr
+
+
+def test_the_selfcheck_says_what_is_missing_in_a_report_to_paste() -> None:
+    result = run_cli("npu-selfcheck")
+    assert result.returncode == 1
+    lines = result.stdout.splitlines()
+    assert lines[:2] == ["```text", "tengserve npu-selfcheck: FAILED (no NPU)"]
+    assert lines[2].startswith("versions: tengserve ")
+    assert "torch-npu is not installed" in lines[-2]
+    assert lines[-1] == "```"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--device", "cuda"], "--device must be npu or npu:N, got 'cuda'"),
+        (["--model", "x"], "--model needs --model-repository"),
+        (["--modl", "x"], "unknown argument '--modl'"),
+    ],
+)
+def test_mistakes_of_the_selfcheck_are_one_line(arguments: list[str], message: str) -> None:
+    result = run_cli("npu-selfcheck", *arguments)
+    assert one_line(result).startswith(message)
+    assert result.returncode == 2
+
+
+def test_the_selfcheck_names_the_models_to_choose_from(scripted_repository: Path) -> None:
+    add_model(scripted_repository, "another")
+    result = run_cli("npu-selfcheck", "--model-repository", str(scripted_repository))
+    assert one_line(result) == "--model is missing; the repository's LLMs are another, scripted"
 
 
 def test_an_unknown_host_is_one_line(scripted_repository: Path) -> None:

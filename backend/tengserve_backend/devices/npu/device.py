@@ -41,7 +41,7 @@ class NpuDevice:
         self.soc = str(_npu().get_device_name(index))
         self.family = NpuFamily.of(self.soc)
         has_bfloat16 = self.family.has_bfloat16
-        self._has_bfloat16 = bool(_npu().is_bf16_supported()) if has_bfloat16 is None else has_bfloat16
+        self.has_bfloat16 = bool(_npu().is_bf16_supported()) if has_bfloat16 is None else has_bfloat16
         self._capabilities = capabilities()
         _log.info("%s is %s, %s, with %s", self.name, self.soc, self.family.value, installed_versions(os.environ))
         _log.info("operators of torch-npu: %s", self._capabilities)
@@ -53,7 +53,7 @@ class NpuDevice:
         """
         if checkpoint is torch.float16:
             return checkpoint
-        if self._has_bfloat16:
+        if self.has_bfloat16:
             return torch.bfloat16
         if checkpoint is torch.bfloat16:
             _log.info("bfloat16 weights are converted to float16: %s has no bfloat16", self.soc)
@@ -61,14 +61,19 @@ class NpuDevice:
 
     def check_dtype(self, dtype: torch.dtype) -> None:
         """See DeviceBackend."""
-        if dtype is torch.bfloat16 and not self._has_bfloat16:
+        if dtype is torch.bfloat16 and not self.has_bfloat16:
             raise ConfigurationError(
                 f"dtype is bfloat16, which {self.name} ({self.soc}) does not compute in; use auto or float16"
             )
 
+    def memory(self) -> tuple[int, int]:
+        """Bytes that are free, and bytes in all."""
+        free, total = _npu().mem_get_info(self.torch_device)
+        return int(free), int(total)
+
     def available_memory(self) -> int:
         """Free device memory."""
-        return int(_npu().mem_get_info(self.torch_device)[0])
+        return self.memory()[0]
 
     def default_cache_memory(self) -> int:
         """Most of what the weights left."""

@@ -58,3 +58,8 @@ def visibility(environ: Mapping[str, str]) -> str:
         f"{value(VISIBLE)} (which of this container's devices the process uses, counted from 0 again) and "
         f"{value(MOUNTED)} (which devices of the machine the container runtime mounts)"
     )
+
+
+def is_simulated(environ: Mapping[str, str]) -> bool:
+    """Whether there is no chip behind the runtime: the simulated NPU of this project's tests says so."""
+    return environ.get("NPU_SIM") == "1"
