@@ -194,8 +194,8 @@ class ControlError(CodedError):
     """A load, an unload or a setting that is refused, or failed."""
 
 
-class OperatorError(ServerError):
-    """A device's operator would have been called against its documented rules, and was not."""
+class OperatorError(TengserveError):
+    """A device's operator would have been called against its documented rules, and was not; no client sees this one."""
 
 
 class EngineFailedError(ServerError):

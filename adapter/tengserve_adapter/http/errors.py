@@ -16,6 +16,7 @@ from starlette.responses import Response
 from tengserve_backend.errors import (
     ControlError,
     DeadlineExceededError,
+    DeviceLostError,
     EngineFailedError,
     GenerationFailedError,
     InvalidRequestError,
@@ -94,6 +95,7 @@ REPLIES: Final[Mapping[type[TengserveError], ErrorReply]] = {
     ModelExecutionError: ErrorReply(500, "Incomplete Generation"),
     ControlError: ErrorReply(500, "Internal Server Error"),
     EngineFailedError: ErrorReply(500, "Incomplete Generation"),
+    DeviceLostError: ErrorReply(500, "Incomplete Generation"),
     RequestError: ErrorReply(422, "Input Validation Error"),
     ServerError: ErrorReply(500, "Incomplete Generation"),
 }
