@@ -22,16 +22,14 @@ for line in sys.stdin:
 
 
 def test_counters_and_knobs_work_from_outside(tmp_path: Path) -> None:
-    with (
-        SharedState(tmp_path / "state", memory_mib=256) as shared,
-        subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-c", _PROGRAM],
-            env=os.environ | shared.environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        ) as process,
-    ):
+    shared = SharedState(tmp_path / "state", memory_mib=256)
+    with subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", _PROGRAM],
+        env=os.environ | shared.environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
 

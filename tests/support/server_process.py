@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 150.0
 """A busy machine imports torch slowly; the tests only wait as long as the process itself takes."""
 
 _URL = re.compile(r"listens on (http://\S+)")

@@ -11,7 +11,6 @@ import mmap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Self
 
 _MAGIC = 0x4E50552D53494D31
 _DEVICES = 8
@@ -158,17 +157,10 @@ class SharedState:
         """
         path.write_bytes(bytes(ctypes.sizeof(State)))
         with path.open("r+b") as file:
-            self._map = mmap.mmap(file.fileno(), 0)
-        self.state = State.from_buffer(self._map)
+            # The state keeps the mapping, which ends with it.
+            self.state = State.from_buffer(mmap.mmap(file.fileno(), 0))
         self.state.size = ctypes.sizeof(State)
         self.state.memory_bytes = memory_mib << 20
         self.state.defer_copies = 1
         self.state.magic = _MAGIC
         self.environment = {"NPU_SIM_STATE": str(path)}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        del self.state
-        self._map.close()
