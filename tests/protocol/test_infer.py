@@ -144,6 +144,7 @@ async def test_a_raw_binary_text() -> None:
             "Raw request must only have 1 input (found 1) to be deduced but got 0 inputs in 'identity' model",
         ),
         (identity(Datatype.FP32, (-1, -1)), "more than one variable-sized dimension"),
+        (identity(Datatype.BYTES, (-1,)), "For BYTE datatype raw input 'IN', the model must have input shape [1]"),
         (identity(Datatype.BYTES, (2,)), "For BYTE datatype raw input 'IN', the model must have input shape [1]"),
         (identity(Datatype.FP32, (3,)), "must have 12 bytes for shape [3] of FP32, got 8"),
         (identity(Datatype.FP32, (3, -1)), "must have 0 bytes for shape [3, 0] of FP32, got 8"),

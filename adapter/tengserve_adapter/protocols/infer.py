@@ -117,7 +117,7 @@ def raw_request(model: TensorModel, version: str, body: bytes) -> tuple[InferReq
     spec = model.inputs[0]
     shape = [1, *spec.shape[1:]] if model.max_batch_size > 0 else list(spec.shape)
     if spec.datatype is Datatype.BYTES:
-        if any(size not in (-1, 1) for size in shape):
+        if any(size != 1 for size in shape):
             raise InvalidRequestError(
                 f"For BYTE datatype raw input '{shown(spec.name)}', the model must have input shape [1], got {shape}",
                 field=spec.name,

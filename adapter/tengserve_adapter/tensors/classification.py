@@ -9,6 +9,9 @@ from tengserve_backend.errors import InvalidRequestError, shown
 from tengserve_backend.inference import Datatype, InferTensor, TensorSpec
 from tengserve_backend.inference.datatypes import Array
 
+MAX_CLASSIFIED_ELEMENTS = 1_000_000
+"""Triton's bound: the classes of a larger output would take seconds to sort."""
+
 
 def classify(tensor: InferTensor, top: int, spec: TensorSpec | None, *, batched: bool) -> InferTensor:
     """BYTES elements `value:index`, or `value:index:label` for a class with a label, the largest value first.
@@ -20,12 +23,18 @@ def classify(tensor: InferTensor, top: int, spec: TensorSpec | None, *, batched:
         batched: classify each entry of the first dimension by itself.
 
     Raises:
-        InvalidRequestError: the output has no numbers.
+        InvalidRequestError: the output has no numbers, or too many.
     """
     if tensor.datatype in (Datatype.BYTES, Datatype.BF16, Datatype.BOOL):
         raise InvalidRequestError(
-            f"class result not available for output '{shown(tensor.name)}' due to unsupported type "
-            f"'{tensor.datatype.value}'",
+            f"class result not available for output due to unsupported type '{tensor.datatype.value}': "
+            f"'{shown(tensor.name)}'",
+            field=tensor.name,
+        )
+    if tensor.data.size > MAX_CLASSIFIED_ELEMENTS:
+        raise InvalidRequestError(
+            f"classification output tensor too large: '{shown(tensor.name)}' has {tensor.data.size} elements, more than "
+            f"{MAX_CLASSIFIED_ELEMENTS}",
             field=tensor.name,
         )
     batched = batched and tensor.data.ndim > 0

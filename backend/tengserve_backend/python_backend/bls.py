@@ -104,6 +104,10 @@ class ResponseIterator:
         self._at = 0
         self._done = False
 
+    async def begin(self) -> None:
+        """Wait for the first response on an event loop, which the iteration would block; not part of the API."""
+        self._see(await asyncio.wrap_future(self._loop.run(self._next())))
+
     def __iter__(self) -> ResponseIterator:
         if self._done and self._at == len(self._seen):
             self._at = 0
@@ -111,11 +115,10 @@ class ResponseIterator:
 
     def __next__(self) -> InferenceResponse:
         if self._at == len(self._seen):
-            response = None if self._done else self._loop.run(self._next()).result()
-            if response is None:
-                self._done = True
+            if not self._done:
+                self._see(self._loop.run(self._next()).result())
+            if self._done and self._at == len(self._seen):
                 raise StopIteration
-            self._seen.append(response)
         self._at += 1
         return self._seen[self._at - 1]
 
@@ -126,6 +129,12 @@ class ResponseIterator:
             cancelled = TritonError("The request was cancelled by the model that made it.", TritonError.CANCELLED)
             self._seen.append(InferenceResponse(error=cancelled))
             self._loop.run(self._close())
+
+    def _see(self, response: InferenceResponse | None) -> None:
+        if response is None:
+            self._done = True
+        else:
+            self._seen.append(response)
 
     async def _next(self) -> InferenceResponse | None:
         return await anext(self._responses, None)
@@ -161,7 +170,9 @@ class Bls:
         """See InferenceRequest.async_exec."""
         self._check_open()
         if decoupled:
-            return ResponseIterator(self._loop, self._responses(request, decoupled=True))
+            responses = ResponseIterator(self._loop, self._responses(request, decoupled=True))
+            await responses.begin()
+            return responses
         return await asyncio.wrap_future(self._loop.run(self._single(request)))
 
     def load_model(self, name: str, config: str, files: Mapping[str, bytes] | None) -> None:

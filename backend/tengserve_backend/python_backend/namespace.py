@@ -67,7 +67,8 @@ class Namespace:
     def close(self) -> None:
         """Forget the modules; those who still hold them keep them."""
         _namespaces.pop(self.package, None)
-        for name in [name for name in sys.modules if name == self.package or name.startswith(self.package + ".")]:
+        # A copy, as other threads import meanwhile.
+        for name in [name for name in list(sys.modules) if name == self.package or name.startswith(self.package + ".")]:
             sys.modules.pop(name, None)
 
     @property

@@ -96,6 +96,44 @@ async def test_asynchronous_requests_run_side_by_side_on_any_thread(tmp_path: Pa
         assert await said(models) == ["[4.0, 9.0]"] * 4
 
 
+async def test_waiting_for_a_decoupled_model_s_first_response_leaves_the_event_loop_to_others(tmp_path: Path) -> None:
+    # The other model answers the first only when it has the second too.
+    write_model(
+        tmp_path,
+        "both",
+        """
+        import threading
+        import triton_python_backend_utils as pb_utils
+
+        class TritonPythonModel:
+            def initialize(self, args):
+                self.barrier = threading.Barrier(2)
+
+            def execute(self, requests):
+                for request in requests:
+                    sending = (request.get_response_sender(), request.inputs()[0])
+                    threading.Thread(target=self.send, args=sending).start()
+
+            def send(self, sender, tensor):
+                self.barrier.wait(30)
+                for _ in range(2):
+                    sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", tensor.as_numpy())]))
+                sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        """,
+        DECOUPLED,
+    )
+    calling(
+        tmp_path,
+        "async def read():\n"
+        "    responses = await self.call('both').async_exec(decoupled=True)\n"
+        "    return [len(response.output_tensors()) for response in responses]\n"
+        "return self.answer(await asyncio.gather(read(), read()))",
+        define="async def",
+    )
+    with loaded(tmp_path) as models:
+        assert await said(models) == ["[1, 1, 0]"] * 2
+
+
 async def test_a_decoupled_model_is_read_as_it_answers(tmp_path: Path) -> None:
     calling(
         tmp_path,

@@ -9,6 +9,7 @@ import torch
 from tengserve_backend.inference import Datatype, InferTensor
 from tengserve_backend.python_backend.api import helpers
 from tengserve_backend.python_backend.api.errors import TritonError, TritonModelException
+from tengserve_backend.python_backend.api.logger import make_logger
 from tengserve_backend.python_backend.api.messages import InferenceRequest, InferenceResponse
 from tengserve_backend.python_backend.api.tensor import Tensor
 
@@ -84,6 +85,25 @@ def test_wrong_calls_say_what_is_wrong(call: object, says: str) -> None:
     with pytest.raises(TritonModelException) as caught:
         call()
     assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: Tensor(None, np.zeros(1)),
+        lambda: Tensor("T", None),
+        lambda: Tensor("T", [1.0]),
+        lambda: InferenceRequest(inputs=None, requested_output_names=[], model_name="n"),
+        lambda: InferenceRequest(inputs=[], requested_output_names=[None], model_name="n"),
+        lambda: InferenceRequest(inputs=[], requested_output_names=[], model_name="n", correlation_id=None),
+        lambda: make_logger("m").log("text", 1),
+        lambda: make_logger("m").log("text", None),
+        lambda: make_logger("m").log_info(None),
+    ],
+)
+def test_arguments_of_another_type_are_type_errors(call: object) -> None:
+    with pytest.raises(TypeError):
+        call()
 
 
 def test_byte_tensors_are_serialized_with_their_lengths() -> None:

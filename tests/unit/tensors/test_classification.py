@@ -40,6 +40,10 @@ def test_equal_values_keep_their_order_and_nan_is_last() -> None:
     assert found.data.tolist() == [b"1.000000:1", b"1.000000:2", b"nan:0"]
 
 
-def test_only_numbers_have_classes() -> None:
-    with pytest.raises(InvalidRequestError, match="class result not available for output 'y'"):
+def test_what_cannot_be_classified_is_told_in_triton_s_words() -> None:
+    with pytest.raises(
+        InvalidRequestError, match="class result not available for output due to unsupported type 'BYTES'"
+    ):
         classify(InferTensor("y", Datatype.BYTES, np.array([b"a"], np.object_)), 1, None, batched=False)
+    with pytest.raises(InvalidRequestError, match="classification output tensor too large: 'y' has 1000001 elements"):
+        classify(InferTensor("y", Datatype.FP32, np.zeros((1, 1_000_001), np.float32)), 1, None, batched=True)

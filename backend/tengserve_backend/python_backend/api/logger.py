@@ -41,8 +41,17 @@ def make_logger(model: str) -> type:
 
         @staticmethod
         def log(message: str, level: Any = LogLevel.INFO) -> None:
-            """Write a line."""
-            _LOG.log(_LEVELS[level], "model %s: %s", model, str(message)[:MAX_MESSAGE_CHARS])
+            """Write a line.
+
+            Raises:
+                TypeError: the message is no text, or the level none of LogLevel.
+            """
+            if not isinstance(message, str) or not isinstance(level, LogLevel):
+                raise TypeError(
+                    f"log takes a message of type str and a LogLevel, not {type(message).__name__} and "
+                    f"{type(level).__name__}"
+                )
+            _LOG.log(_LEVELS[level], "model %s: %s", model, message[:MAX_MESSAGE_CHARS])
 
         @staticmethod
         def log_info(message: str) -> None:

@@ -162,10 +162,14 @@ class InferenceRequest:
         trace: InferenceTrace | None = None,
         parameters: Mapping[str, Any] | None = None,
     ) -> None:
-        if inputs is None or requested_output_names is None or model_name is None:
-            raise TypeError("InferenceRequest needs inputs, requested_output_names and model_name")
+        if inputs is None or requested_output_names is None or model_name is None or correlation_id is None:
+            raise TypeError(
+                "InferenceRequest takes inputs, requested_output_names, model_name and correlation_id, not None"
+            )
         if isinstance(correlation_id, bool) or not isinstance(correlation_id, int | str):
             raise TritonModelException("Correlation ID must be integer or string")
+        if not all(isinstance(name, str) for name in requested_output_names):
+            raise TypeError("InferenceRequest takes requested_output_names of type str")
         where = f"for request with id '{request_id}' and model name '{model_name}' should not be empty."
         if any(tensor is None for tensor in inputs):
             raise TritonModelException(f"Input tensor {where}")

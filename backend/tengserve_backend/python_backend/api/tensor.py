@@ -46,7 +46,9 @@ class Tensor:
     """
 
     def __init__(self, name: str, numpy_array: Any) -> None:
-        self._set(name, np.asarray(numpy_array))
+        if not isinstance(numpy_array, np.ndarray):
+            raise TypeError(f"Tensor takes a numpy array, not {type(numpy_array).__name__}")
+        self._set(name, numpy_array)
 
     def _set(self, name: str, array: Array, datatype: Datatype | None = None) -> None:
         if not isinstance(name, str):
