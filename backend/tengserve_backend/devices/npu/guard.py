@@ -33,6 +33,8 @@ _LIBRARIES = ("libascendcl.so", "libhccl.so")
 """The first ones that torch-npu loads; the others come in the same packages of CANN."""
 _DRIVER_LIBRARIES = ("libascend_hal", "libdrv", "libdcmi", "libtsdclient", "libmmpa")
 """What comes with the driver of the machine, and is mounted into a container."""
+_UNINITIALIZED = 100001
+"""CANN's error of a call that needs aclInit first. Nothing says that counting devices does, or that it does not."""
 _FOLDERS = ("ASCEND_HOME_PATH", "ASCEND_OPP_PATH")
 
 
@@ -53,7 +55,7 @@ class NpuReadiness:
     Attributes:
         state: the first thing that is missing.
         reason: one sentence: what is missing, and what to do; "" when usable.
-        devices: how many NPUs the process sees; 0 unless usable.
+        devices: how many NPUs the process sees, as far as that is known; after `import_torch` it is.
     """
 
     state: NpuState
@@ -112,9 +114,10 @@ def import_torch() -> NpuReadiness:
         before = os.environ.get(_AUTOLOAD)
         os.environ[_AUTOLOAD] = "0"
         try:
-            import torch  # noqa: F401  # first and without its autoload; see above
+            import torch  # first and without its autoload; see above
 
             importlib.import_module(_PACKAGE)
+            count = int(torch.npu.device_count())  # type: ignore[attr-defined]  # torch-npu adds it
         except Exception as error:  # an accelerator's package: whatever it raises, it does not work here
             if "torch" not in sys.modules:
                 raise  # torch itself cannot be imported.
@@ -132,7 +135,9 @@ def import_torch() -> NpuReadiness:
             del os.environ[_AUTOLOAD]
         else:
             os.environ[_AUTOLOAD] = before
-        return readiness
+        # torch-npu's own count is the one that counts.
+        _decided = NpuReadiness(NpuState.USABLE, devices=count) if count else _no_device(os.environ, 0)
+        return _decided
 
 
 def assess(
@@ -167,14 +172,20 @@ def assess(
         return NpuReadiness(NpuState.NO_CANN, fault)
     count = ctypes.c_uint32(0)
     code = int(runtime.aclrtGetDeviceCount(ctypes.byref(count)))
+    if code == _UNINITIALIZED:
+        return NpuReadiness(NpuState.USABLE)  # It will tell once torch-npu has initialized it.
     if code != 0 or count.value == 0:
-        because = f"CANN answers with error {code}" if code else "CANN finds no device"
-        return NpuReadiness(
-            NpuState.NO_DEVICE,
-            f"no NPU is visible ({because}): {environment.visibility(environ)}; check both, and that /dev/davinciN, "
-            "/dev/davinci_manager, /dev/devmm_svm and /dev/hisi_hdc are in the container",
-        )
+        return _no_device(environ, code)
     return NpuReadiness(NpuState.USABLE, devices=count.value)
+
+
+def _no_device(environ: Mapping[str, str], code: int) -> NpuReadiness:
+    because = f"CANN answers with error {code}" if code else "CANN finds no device"
+    return NpuReadiness(
+        NpuState.NO_DEVICE,
+        f"no NPU is visible ({because}): {environment.visibility(environ)}; check both, and that /dev/davinciN, "
+        "/dev/davinci_manager, /dev/devmm_svm and /dev/hisi_hdc are in the container",
+    )
 
 
 def _missing(said: str) -> str:

@@ -102,6 +102,10 @@ def test_variables_that_end_the_process_are_told_before_they_do() -> None:
     assert "unset one" in readiness.reason
 
 
+def test_a_runtime_that_counts_only_after_its_start_is_asked_later() -> None:
+    assert assessed(load=lambda library: Runtime(devices=0, code=100001)).usable
+
+
 def test_usable_says_how_many() -> None:
     readiness = assessed(load=lambda library: Runtime(devices=2))
     assert readiness == NpuReadiness(NpuState.USABLE, "", 2)
@@ -151,6 +155,12 @@ print(readiness.usable, readiness.reason)
 """
 
 
+COUNTS = """
+import types, torch
+torch.npu = types.SimpleNamespace(device_count=lambda: {count})
+"""
+
+
 def test_a_torch_npu_that_fails_all_the_same_is_hidden(tmp_path: Path) -> None:
     folder = write_torch_npu(tmp_path, 'import os\nraise RuntimeError("undefined symbol: aclrtNew")')
     result = run(f"{PRETEND}print(guard.guard().usable){IMPORTS}", folder)
@@ -160,14 +170,19 @@ def test_a_torch_npu_that_fails_all_the_same_is_hidden(tmp_path: Path) -> None:
 
 
 def test_a_torch_npu_that_works_is_imported_and_children_load_it_by_themselves(tmp_path: Path) -> None:
-    folder = write_torch_npu(tmp_path, "")
+    folder = write_torch_npu(tmp_path, COUNTS.format(count=2))
     result = run(
         f"{PRETEND}import os, sys\n"
         "print('torch_npu' in sys.modules, os.environ.get('TORCH_DEVICE_BACKEND_AUTOLOAD'),"
-        " os.environ['PYTORCH_NPU_ALLOC_CONF'])",
+        " os.environ['PYTORCH_NPU_ALLOC_CONF'], readiness.devices)",
         folder,
     )
-    assert result.stdout.splitlines() == ["True ", "True None expandable_segments:True"], result.stderr
+    assert result.stdout.splitlines() == ["True ", "True None expandable_segments:True 2"], result.stderr
+
+
+def test_the_count_of_torch_npu_is_the_one_that_counts(tmp_path: Path) -> None:
+    result = run(PRETEND, write_torch_npu(tmp_path, COUNTS.format(count=0)))
+    assert "False no NPU is visible (CANN finds no device): ASCEND_RT_VISIBLE_DEVICES is not set" in result.stdout
 
 
 def test_the_guard_brings_nothing_heavy() -> None:
