@@ -158,5 +158,5 @@ def test_without_cann_the_cpu_serves_and_the_npu_is_refused(repository: Path, mo
         server.wait_until_ready()
     with ServerProcess(*flags, "npu") as server:
         assert server.wait() != 0
-    assert re.match("tengserve: error: --device is 'npu', but .* CANN .* set_env.sh", server.stderr[-1])
+    assert re.match("tengserve: error: --device is 'npu', but .* CANN .*set_env.sh", server.stderr[-1])
     assert "Traceback" not in server.printed
