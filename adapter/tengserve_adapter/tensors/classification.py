@@ -33,8 +33,8 @@ def classify(tensor: InferTensor, top: int, spec: TensorSpec | None, *, batched:
         )
     if tensor.data.size > MAX_CLASSIFIED_ELEMENTS:
         raise InvalidRequestError(
-            f"classification output tensor too large: '{shown(tensor.name)}' has {tensor.data.size} elements, more than "
-            f"{MAX_CLASSIFIED_ELEMENTS}",
+            f"classification output tensor too large: '{shown(tensor.name)}' has {tensor.data.size} elements, "
+            f"more than {MAX_CLASSIFIED_ELEMENTS}",
             field=tensor.name,
         )
     batched = batched and tensor.data.ndim > 0
