@@ -11,8 +11,8 @@ _HEAD = """# Ascend NPUs
 The engine runs on NPUs through torch-npu, by the same code as on a CPU besides the device itself and the fused
 operators. **Nobody has run it on a card yet.** What is said here of NPUs was read in the documents of torch-npu and
 CANN, and tried on a simulated NPU: the real torch-npu on a stand-in for Ascend's runtime, with operators that compute
-on the host ([tests/npu_sim](../tests/npu_sim/README.md)). That shows that the calls, their arguments and their order
-are right. It shows nothing of kernels, speed, or drivers.
+on the host ([tests/npu_sim](../tests/npu_sim/README.md)). That shows that calls, arguments and their order are what
+torch-npu declares and its documents ask for. It shows nothing of kernels, speed, or drivers.
 
 ## What works where
 
@@ -39,13 +39,13 @@ answers and how fast, as text to paste into an issue; the status is 0 when all o
 Most hosts of Ascend cards are arm64 (aarch64); the wheels are there for x86_64 too.
 
 1. Driver and firmware on the machine; the CANN toolkit and the kernels of your chip where the server runs, by Ascend's
-   own guide or in one of its images (`quay.io/ascend/cann:<CANN>-<chip>-<system>-<Python>`, where chip is 910b, a3 or
-   310p). NNAL (ATB) is not needed.
+   own guide or in one of its images (`ascend/cann:<CANN>-<chip>-<system>-<Python>`, where chip is 910b, a3 or 310p).
+   NNAL (ATB) is not needed.
 2. torch, torch-npu and CANN belong together. torch-npu takes torch of its own minor version, and a *post* number is a
    build for one line of CANN. torch 2.10.0 with torch-npu 2.10.0.post4 and CANN 9.1.0 is what vLLM's Ascend plug-in
    runs on cards; our simulation runs 2.13.0. From 2.10.0.post4 to below 2.15 is allowed.
-3. The CPU build of torch. On x86_64 a plain `pip install torch` brings the CUDA build, beside which torch-npu refuses
-   to work; on arm64 the plain one is the CPU build.
+3. The CPU build of torch (`torch.__version__` ends in `+cpu`, or `torch.version.cuda` is None). On x86_64 a plain
+   `pip install torch` brings the CUDA build, beside which torch-npu refuses to work.
 
 ```
 export PIP_EXTRA_INDEX_URL=ADDRESS_OF_THE_CPU_INDEX
