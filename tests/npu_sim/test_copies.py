@@ -3,6 +3,7 @@ again too early, finds out."""
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from npu_sim.simulator.state import State
@@ -63,12 +64,12 @@ def test_a_kernel_on_the_same_stream_sees_what_was_sent_before_it(npu: State) ->
     assert doubled.tolist() == [2, 4, 6]
 
 
-def test_without_deferred_copies_the_fault_hides(npu: State) -> None:
-    npu.defer_copies = 0
-    buffer = _pinned(1, 2, 3)
-    there = _upload(buffer)
-    buffer.fill_(9)
-    assert there.tolist() == [1, 2, 3]
+@pytest.mark.parametrize("defer", [0, 1])
+def test_copies_are_deferred_when_asked(npu: State, defer: int) -> None:
+    npu.defer_copies = defer
+    _upload(_pinned(1, 2, 3))
+    torch.npu.current_stream().synchronize()
+    assert npu.deferred_copies == defer
 
 
 def test_pageable_memory_is_taken_at_the_call(npu: State) -> None:

@@ -44,7 +44,8 @@ aclError aclrtMemcpyAsync(void *to, size_t room, const void *from, size_t size, 
     // Pageable memory is staged: its content counts at the time of the call, and a copy into it has ended with the call.
     bool owned = sim_find_block(from) == NULL;
     sim_defer_copy(stream, to, from, size, owned);
-    if (!sim->defer_copies || sim_find_block(to) == NULL) sim_drain(stream);
+    if (sim->defer_copies && sim_find_block(to) != NULL) sim->deferred_copies++;
+    else sim_drain(stream);
     return ACL_SUCCESS;
 }
 

@@ -73,7 +73,6 @@ void sim_defer_copy(struct sim_stream *stream, void *to, const void *from, size_
     operation->to = to;
     operation->from = from;
     operation->size = size;
-    sim->deferred_copies++;
 }
 
 static void drain_to(struct sim_stream *stream, int64_t number) {
