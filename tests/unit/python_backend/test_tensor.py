@@ -96,6 +96,12 @@ def test_wrong_calls_say_what_is_wrong(call: object, says: str) -> None:
         lambda: InferenceRequest(inputs=None, requested_output_names=[], model_name="n"),
         lambda: InferenceRequest(inputs=[], requested_output_names=[None], model_name="n"),
         lambda: InferenceRequest(inputs=[], requested_output_names=[], model_name="n", correlation_id=None),
+        *(
+            lambda name=name: InferenceRequest(
+                **{"inputs": [], "requested_output_names": [], "model_name": "n", name: None}
+            )
+            for name in ("model_name", "request_id", "model_version", "flags", "timeout")
+        ),
         lambda: make_logger("m").log("text", 1),
         lambda: make_logger("m").log("text", None),
         lambda: make_logger("m").log_info(None),
