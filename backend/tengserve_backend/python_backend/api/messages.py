@@ -163,7 +163,6 @@ class InferenceRequest:
         parameters: Mapping[str, Any] | None = None,
     ) -> None:
         for name, value, kind in (
-            ("model_name", model_name, str),
             ("request_id", request_id, str),
             ("model_version", model_version, int),
             ("flags", flags, int),
@@ -171,9 +170,9 @@ class InferenceRequest:
         ):
             if not isinstance(value, kind):
                 raise TypeError(f"InferenceRequest takes a {name} of type {kind.__name__}, not {type(value).__name__}")
-        if inputs is None or requested_output_names is None or correlation_id is None:
+        if inputs is None or requested_output_names is None or model_name is None or correlation_id is None:
             raise TypeError(
-                "InferenceRequest takes inputs, requested_output_names and a correlation_id that are not None"
+                "InferenceRequest takes inputs, requested_output_names, model_name and correlation_id, not None"
             )
         if isinstance(correlation_id, bool) or not isinstance(correlation_id, int | str):
             raise TritonModelException("Correlation ID must be integer or string")
