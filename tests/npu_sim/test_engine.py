@@ -18,8 +18,9 @@ import torch
 
 from npu_sim.simulator.state import FaultPoint, State
 from support.tiny_model import build_tiny_model
+from tengserve_backend.devices.npu.device import NpuDevice
 from tengserve_backend.engine.base import Engine
-from tengserve_backend.errors import EngineFailedError, TengserveError
+from tengserve_backend.errors import EngineFailedError, GenerationFailedError, TengserveError
 from tengserve_backend.execution.loader import DTYPES
 from tengserve_backend.generation import GenerationRequest, SamplingParams
 from tengserve_backend.repository.load import load_model
@@ -80,6 +81,30 @@ async def test_portable_answers_are_those_of_the_cpu_alone_and_in_a_batch(start:
     assert [await ids(engine, each) for each in PROMPTS] == expected
     # Prompts arrive while others decode, so steps mix both.
     assert await asyncio.gather(*(ids(engine, each) for each in PROMPTS)) == expected
+
+
+async def test_a_snapshot_buffer_that_is_used_again_too_early_shows_in_the_answers(
+    start: Start, npu: State, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fault that `NpuDevice.upload` avoids, planted: copies that nobody waits for, out of one buffer."""
+    cpu = start("cpu", dtype="float32")
+    expected = [await ids(cpu, each) for each in PROMPTS[:3]]
+    buffer = torch.empty(65536, dtype=torch.int32).pin_memory()
+
+    def careless(device: NpuDevice, host: torch.Tensor) -> torch.Tensor:
+        staged = buffer[: len(host)].copy_(host)
+        there = torch.empty(len(host), dtype=host.dtype, device=device.torch_device).copy_(staged, non_blocking=True)
+        buffer.zero_()
+        return there
+
+    engine = start(**_PORTABLE)
+    monkeypatch.setattr(NpuDevice, "upload", careless)
+    for each, answer in zip(PROMPTS, expected, strict=False):
+        # Zeros for indices read memory that nobody wrote, which holds no numbers here.
+        with pytest.raises(GenerationFailedError, match="no finite scores"):
+            assert await ids(engine, each) == answer
+    npu.defer_copies = 0
+    assert [await ids(engine, each) for each in PROMPTS[:3]] == expected
 
 
 async def test_fused_answers_are_the_same_alone_and_in_a_batch(start: Start) -> None:

@@ -62,7 +62,8 @@ def serving(repository: Path, folder: Path, **variables: str) -> Iterator[Served
     with pytest.MonkeyPatch.context() as patch:
         for name, value in (shared.environment | variables).items():
             patch.setenv(name, value)
-        with ServerProcess("--model-repository", str(repository), "--device", "npu") as server:
+        flags = ("--model-repository", str(repository), "--device", "npu", "--default-model", "exact")
+        with ServerProcess(*flags) as server:
             server.wait_until_ready()
             yield Served(server, shared.state)
 
@@ -103,6 +104,17 @@ def test_answers_are_those_of_the_host(served: Served, expected: dict[str, str])
 def test_a_stream_is_the_same_text(served: Served, expected: dict[str, str]) -> None:
     with served.stream("exact", PROMPTS[0], 12) as events:
         assert "".join(str(event["text_output"]) for event in events) == expected[PROMPTS[0]]
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_mindie_clients_get_the_same_text(served: Served, expected: dict[str, str], stream: bool) -> None:
+    parameters = {"max_new_tokens": 12, "ignore_eos": True}
+    body = {"inputs": PROMPTS[1], "stream": stream, "parameters": parameters}
+    response = httpx.post(f"{served.server.url}/infer", json=body, timeout=WAIT_S)
+    assert response.status_code == 200, response.text
+    events = [json.loads(line.removeprefix("data:")) for line in response.text.splitlines() if line]
+    assert len(events) == (12 if stream else 1)
+    assert events[-1]["generated_text"] == expected[PROMPTS[1]]
 
 
 @pytest.mark.parametrize("model", ["exact", "fused"])
