@@ -170,8 +170,9 @@ def _check_device(device: str) -> None:
     """
     from tengserve_backend.devices.npu.guard import guard
 
-    readiness = guard()
-    if device.startswith("npu") and not readiness.usable:
+    on_npu = device.startswith("npu")
+    readiness = guard(log_unusable=not on_npu)
+    if on_npu and not readiness.usable:
         raise ConfigurationError(f"--device is {shown(device)!r}, but {readiness.reason}")
 
 

@@ -171,4 +171,6 @@ def test_without_cann_the_cpu_serves_and_the_npu_is_refused(repository: Path, mo
     with ServerProcess(*flags, "npu") as server:
         assert server.wait() != 0
     assert re.match("tengserve: error: --device is 'npu', but .* CANN .*set_env.sh", server.stderr[-1])
+    # One sentence, once.
+    assert server.printed.count("set_env.sh") == 1
     assert "Traceback" not in server.printed

@@ -72,11 +72,14 @@ _lock = threading.Lock()
 _decided: NpuReadiness | None = None
 
 
-def guard() -> NpuReadiness:
+def guard(*, log_unusable: bool = True) -> NpuReadiness:
     """Decide, and prepare the process for the first import of torch. Later calls give the same answer.
 
     Usable: what torch-npu reads from the environment once is set, never over the operator's. Installed and not usable:
     it is hidden from torch, transformers and accelerate, and the log says so.
+
+    Args:
+        log_unusable: False where the caller itself says why NPUs are not used.
     """
     global _decided
     with _lock:
@@ -87,7 +90,8 @@ def guard() -> NpuReadiness:
                     _log.info("%s=%s is set for torch-npu", name, value)
             elif _decided.state is not NpuState.NOT_INSTALLED:
                 forgo()
-                _log.warning("NPUs are not used: %s", _decided.reason)
+                if log_unusable:
+                    _log.warning("NPUs are not used: %s", _decided.reason)
         return _decided
 
 
