@@ -10,9 +10,10 @@ from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from tengserve_backend.artifact_cache import cache_root
 from tengserve_backend.errors import ConfigurationError, shown
 from tengserve_backend.execution.gguf import convert_gguf
-from tengserve_backend.repository.gguf_cache import cache_root, converted
+from tengserve_backend.repository.gguf_cache import converted
 from tengserve_backend.repository.source import ModelSource, Progress
 
 _PACKAGE = "package:"

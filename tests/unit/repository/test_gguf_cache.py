@@ -12,8 +12,9 @@ from pathlib import Path
 import filelock
 import pytest
 
+from tengserve_backend.artifact_cache import cache_root
 from tengserve_backend.errors import ConfigurationError
-from tengserve_backend.repository.gguf_cache import cache_root, converted
+from tengserve_backend.repository.gguf_cache import converted
 from tengserve_backend.repository.source import Progress
 
 
