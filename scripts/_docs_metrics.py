@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from prometheus_client import Counter
 
 from tengserve_adapter.http.endpoints import IGNORED_FIELDS, IGNORED_FIELDS_LABELS
-from tengserve_adapter.observability import metrics
+from tengserve_adapter.observability import metrics, triton_metrics
 
 _HEAD = """# Metrics
 
-<!-- Made by scripts/docs from tengserve_adapter/observability/metrics.py; change that file instead. -->
+<!-- Made by scripts/docs from tengserve_adapter/observability/metrics.py, triton_metrics.py; change these instead. -->
 
 `GET /metrics` answers in Prometheus' text format, beside the metrics of the Python process. Times are in seconds.
 Counters and histograms of a model start anew when it is loaded; each histogram has `_bucket`, `_sum` and `_count`.
@@ -21,6 +21,12 @@ Counters and histograms of a model start anew when it is loaded; each histogram 
 """
 
 _TAIL = """
+The names that begin with `nv_inference_` are Triton's, for dashboards and autoscalers that know them. They are the
+[statistics](protocols/v2.md) of each model that is ready, of an LLM those of all its requests, whatever the protocol.
+A failed request has no duration. A model that is unloaded has none of these series, and begins at 0 when it is loaded
+again. The counters among them are `untyped` on the page, as their names do not end in `_total`; `rate()` takes them all
+the same.
+
 `route` is the pattern of the URL, never what a client wrote into it; `other` is every URL that has none.
 """
 
@@ -45,6 +51,12 @@ def _rows() -> Iterator[tuple[str, str, tuple[str, ...], str]]:
         yield _PREFIX + name, "histogram", metrics.LABELS, text
     name, text = metrics.FINISHED
     yield f"{_PREFIX}{name}_total", "counter", metrics.FINISHED_LABELS, text
+    for name, text, _ in triton_metrics.COUNTERS:
+        yield name, "counter", triton_metrics.LABELS, text
+    name, text = triton_metrics.FAILURE
+    yield name, "counter", triton_metrics.FAILURE_LABELS, text
+    name, text = triton_metrics.PENDING
+    yield name, "gauge", triton_metrics.LABELS, text
     yield _counter(metrics.REQUESTS, metrics.REQUESTS_LABELS)
     yield _counter(metrics.GRPC_REQUESTS, metrics.GRPC_REQUESTS_LABELS)
     yield _counter(IGNORED_FIELDS, IGNORED_FIELDS_LABELS)

@@ -29,6 +29,7 @@ from tengserve_adapter.kserve.sdk import KSERVE_METRICS, ModelServer, RESTServer
 from tengserve_adapter.lifecycle import CLOSE_TIMEOUT_S, Lifecycle
 from tengserve_adapter.listener import make_room_for, url_of
 from tengserve_adapter.observability.metrics import EngineCollector, RequestMetrics, quiet_metrics
+from tengserve_adapter.observability.triton_metrics import TritonCollector
 from tengserve_adapter.progress import ProgressPrinter, ready_text, sample_commands, say, tensor_commands
 from tengserve_adapter.repository_control import RepositoryControl
 from tengserve_adapter.settings import ServerSettings
@@ -172,6 +173,7 @@ class TengserveServer(ModelServer):  # type: ignore[misc]  # kserve ships no typ
         install(app, self.registered_models, self._settings.http(), control=self._control, draining=draining)
         app.add_middleware(RequestMetrics)
         REGISTRY.register(EngineCollector(self._models))
+        REGISTRY.register(TritonCollector(self._models))
         _Routes("", self.dataplane, self.model_repository_extension, self.http_port).create_application()
         # KServe's handler tells the client the exception's class and text.
         app.add_exception_handler(Exception, _unexpected)

@@ -50,5 +50,7 @@ def test_python_models_are_served_and_a_crash_is_the_request_s_alone(tmp_path: P
                 assert abs(output["data"][0] - 1 / 3) < 1e-6
             page = client.get("/metrics").text
         assert 'text_similarity_pairs_total{version="1"} 2.0' in page
+        assert 'nv_inference_request_success{model="text_similarity",version="1"} 2.0' in page
+        assert 'nv_inference_request_failure{model="crash",reason="BACKEND",version="1"} 2.0' in page
         server.signal(signal.SIGTERM)
         assert server.wait() == 0

@@ -4,6 +4,7 @@ from tengserve_backend.inference.datatypes import Datatype
 from tengserve_backend.inference.model import (
     BatchStatistics,
     Configured,
+    FailureReason,
     ModelStatistics,
     ResponseStatistics,
     Servable,
@@ -23,6 +24,7 @@ __all__ = [
     "BatchStatistics",
     "Configured",
     "Datatype",
+    "FailureReason",
     "InferRequest",
     "InferResponse",
     "InferTensor",

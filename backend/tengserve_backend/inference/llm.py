@@ -24,7 +24,7 @@ from tengserve_backend.generation.checks import MAX_TOKEN_ID
 from tengserve_backend.generation.fields import Kind
 from tengserve_backend.generation.request import DEFAULT_TIMEOUT_S, LOWEST_PRIORITY
 from tengserve_backend.inference.datatypes import Datatype
-from tengserve_backend.inference.model import ModelStatistics, TensorSpec
+from tengserve_backend.inference.model import FailureReason, ModelStatistics, TensorSpec
 from tengserve_backend.inference.request import InferRequest, InferResponse, InferTensor
 
 PLATFORM: Final = "tengserve"
@@ -130,6 +130,8 @@ class LlmTensorModel:
             queue=(seen.queue_seconds.count, waited),
             compute_infer=(finished, max(0, first + further - waited)),
             cancel=(seen.aborted, 0),
+            failures={FailureReason.BACKEND: seen.failed},
+            pending=status.waiting_requests,
         )
 
     async def drain(self, timeout_s: float) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from tengserve_backend.inference.datatypes import Datatype
@@ -64,6 +65,16 @@ class ResponseStatistics:
     cancel: tuple[int, int] = (0, 0)
 
 
+class FailureReason(enum.Enum):
+    """Why a request failed, in Triton's terms; what was cancelled is counted as such, and has no reason here."""
+
+    REJECTED = enum.auto()
+    """The queue was full, or the request's time passed while it waited."""
+    BACKEND = enum.auto()
+    """The model failed, or answered with an error."""
+    OTHER = enum.auto()
+
+
 @dataclass(frozen=True, slots=True)
 class ModelStatistics:
     """Triton's statistics of one model version, durations in nanoseconds; counted since it was loaded.
@@ -75,6 +86,8 @@ class ModelStatistics:
         success, fail, queue, compute_input, compute_infer, compute_output, cancel: (count, nanoseconds) each.
         batches: by batch size, ascending; empty where requests are not batched by their shape.
         responses: of a decoupled python model, by the response's place in its request.
+        failures: the count of `fail` by reason; a reason without any may be missing.
+        pending: requests that wait for the model now.
     """
 
     inference_count: int = 0
@@ -89,6 +102,8 @@ class ModelStatistics:
     cancel: tuple[int, int] = (0, 0)
     batches: tuple[BatchStatistics, ...] = ()
     responses: tuple[ResponseStatistics, ...] = ()
+    failures: Mapping[FailureReason, int] = field(default_factory=dict)
+    pending: int = 0
 
 
 class Servable(Protocol):

@@ -7,7 +7,7 @@ import threading
 import time
 from dataclasses import dataclass
 
-from tengserve_backend.inference import BatchStatistics, ModelStatistics, ResponseStatistics
+from tengserve_backend.inference import BatchStatistics, FailureReason, ModelStatistics, ResponseStatistics
 
 MAX_COUNTED_RESPONSES = 256
 """Places of a response in its request that are counted apart; a stream has no end of them."""
@@ -77,6 +77,7 @@ class Counters:
         self._last_ms = 0
         names = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output", "cancel")
         self._durations = {name: _Duration() for name in names}
+        self._failures = dict.fromkeys(FailureReason, 0)
         self._batches: dict[int, _Batch] = {}
         self._responses: list[dict[str, _Duration]] = []
 
@@ -141,22 +142,24 @@ class Counters:
             self._durations["compute_infer"].add(returned - times.called)
             self._durations["compute_output"].add(now - returned)
 
-    def failed(self, times: RequestTimes) -> None:
+    def failed(self, times: RequestTimes, reason: FailureReason) -> None:
         """A request got an error."""
-        self._ended("fail", times)
+        self._ended("fail", times, reason)
 
     def cancelled(self, times: RequestTimes) -> None:
         """Nobody waited for a request any more."""
         self._ended("cancel", times)
 
-    def _ended(self, name: str, times: RequestTimes) -> None:
+    def _ended(self, name: str, times: RequestTimes, reason: FailureReason | None = None) -> None:
         now = time.monotonic_ns()
         with self._lock:
             self._last_ms = time.time_ns() // 1_000_000
             self._durations[name].add(now - times.enqueued)
+            if reason is not None:
+                self._failures[reason] += 1
 
-    def snapshot(self) -> ModelStatistics:
-        """The counts now."""
+    def snapshot(self, *, pending: int) -> ModelStatistics:
+        """The counts now, and how many requests wait."""
         with self._lock:
             durations = {name: duration.pair() for name, duration in self._durations.items()}
             return ModelStatistics(
@@ -172,4 +175,6 @@ class Counters:
                     ResponseStatistics(**{name: duration.pair() for name, duration in counted.items()})
                     for counted in self._responses
                 ),
+                failures=dict(self._failures),
+                pending=pending,
             )

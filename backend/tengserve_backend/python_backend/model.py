@@ -140,7 +140,7 @@ class PythonModel:
 
     def statistics(self) -> ModelStatistics:
         """See TensorModel."""
-        return self._counters.snapshot()
+        return self._counters.snapshot(pending=self.pending())
 
     @property
     def failure(self) -> str:

@@ -10,8 +10,15 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 
-from tengserve_backend.errors import ModelExecutionError, RequestAbortedError, TengserveError, shown
-from tengserve_backend.inference import InferRequest, InferResponse
+from tengserve_backend.errors import (
+    DeadlineExceededError,
+    ModelExecutionError,
+    OverloadedError,
+    RequestAbortedError,
+    TengserveError,
+    shown,
+)
+from tengserve_backend.inference import FailureReason, InferRequest, InferResponse
 from tengserve_backend.python_backend.counters import Counters, RequestTimes, ResponseEnd
 from tengserve_backend.python_backend.reshape import Reshape
 from tengserve_backend.python_backend.sendable import check_response
@@ -280,7 +287,7 @@ class Ticket:
         if end is End.SUCCEEDED:
             self._counters.succeeded(self.times, self.batch)
         elif end is End.FAILED:
-            self._counters.failed(self.times)
+            self._counters.failed(self.times, self._reason(item))
         else:
             self._counters.cancelled(self.times)
         if self._ordered is not None:
@@ -288,6 +295,12 @@ class Ticket:
         if item is not None and (at_once or self._ordered is None):
             self.hand_over(item)
         self._on_end(self)
+
+    def _reason(self, error: object) -> FailureReason:
+        if isinstance(error, ModelExecutionError):
+            return FailureReason.BACKEND
+        waited_in_vain = isinstance(error, DeadlineExceededError) and not self.times.taken
+        return FailureReason.REJECTED if waited_in_vain or isinstance(error, OverloadedError) else FailureReason.OTHER
 
 
 def _wake(waiter: asyncio.Future[None]) -> None:

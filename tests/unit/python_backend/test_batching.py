@@ -11,7 +11,7 @@ import pytest
 
 from support.python_models import IO, answer, ask, first_output, fp32, model, until
 from tengserve_backend.errors import ConfigurationError, DeadlineExceededError, OverloadedError
-from tengserve_backend.inference import InferRequest, InferResponse
+from tengserve_backend.inference import FailureReason, InferRequest, InferResponse
 from tengserve_backend.python_backend import PythonModel
 
 # Answers with how many requests each call had. A request "block" waits until the file "go" is there.
@@ -132,6 +132,7 @@ async def test_a_full_queue_refuses_in_triton_s_words(tmp_path: Path) -> None:
         assert caught.value.message == "[request id: r] Exceeds maximum queue size"
         await saw(tasks)
         assert m.statistics().fail[0] == 1
+        assert m.statistics().failures[FailureReason.REJECTED] == 1
 
 
 async def test_a_request_that_waited_too_long_is_rejected_while_the_instance_is_busy(tmp_path: Path) -> None:
@@ -139,6 +140,7 @@ async def test_a_request_that_waited_too_long_is_rejected_while_the_instance_is_
         async with blocked(tmp_path, m):
             with pytest.raises(OverloadedError, match=r"^Request timeout expired$"):
                 await answer(m, one())
+        assert m.statistics().failures[FailureReason.REJECTED] == 1
 
 
 async def test_a_delayed_request_goes_after_the_others(tmp_path: Path) -> None:
@@ -188,15 +190,17 @@ async def test_a_deadline_does_not_wait_for_its_turn_to_answer(tmp_path: Path) -
         async with blocked(tmp_path, m):
             with pytest.raises(DeadlineExceededError):
                 await answer(m, one(timeout_us=1000))
+        assert m.statistics().failures[FailureReason.REJECTED] == 1  # It waited in the queue all the time.
 
 
 async def test_a_client_that_leaves_the_queue_is_not_served(tmp_path: Path) -> None:
     with model(tmp_path, CODE, config("")) as m:
         async with blocked(tmp_path, m):
             (task,) = await queued(m, one())
+            assert m.statistics().pending == 1
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-            assert m.pending() == 0
+            assert m.statistics().pending == m.pending() == 0
         assert m.statistics().cancel[0] == 1
         assert m.statistics().execution_count == 1
 
@@ -205,6 +209,7 @@ async def test_a_call_that_hangs_is_bounded_by_the_request_s_timeout(tmp_path: P
     with model(tmp_path, CODE, IO + "max_batch_size: 1") as m:
         with pytest.raises(DeadlineExceededError):
             await answer(m, one(request_id="block", timeout_us=10_000))
+        assert m.statistics().failures[FailureReason.OTHER] == 1
         (tmp_path / "m" / "1" / "go").touch()
         assert await first_output(m, one()) == [[1, 2]]
 

@@ -8,7 +8,7 @@ import pytest
 
 from support.python_models import DECOUPLED, IO, answer, answers, ask, fp32, model, until
 from tengserve_backend.errors import ModelExecutionError
-from tengserve_backend.inference import ModelStatistics
+from tengserve_backend.inference import FailureReason, ModelStatistics
 from tengserve_backend.python_backend.counters import MAX_COUNTED_RESPONSES
 
 ECHO = """
@@ -58,6 +58,7 @@ async def test_calls_are_counted_by_their_batch_size(tmp_path: Path) -> None:
     assert all(batch.compute_infer_ns > 0 and batch.compute_input_ns > 0 for batch in statistics.batches)
     assert sum(batch.count for batch in statistics.batches) == statistics.execution_count
     assert statistics.inference_count == 7
+    assert statistics.failures == {FailureReason.REJECTED: 0, FailureReason.BACKEND: 1, FailureReason.OTHER: 0}
     assert statistics.responses == ()
 
 
