@@ -49,8 +49,11 @@ def _rows() -> Iterator[tuple[str, str, tuple[str, ...], str]]:
         yield f"{_PREFIX}{name}_total", "counter", metrics.LABELS, text
     for name, text, _ in metrics.HISTOGRAMS:
         yield _PREFIX + name, "histogram", metrics.LABELS, text
-    name, text = metrics.FINISHED
-    yield f"{_PREFIX}{name}_total", "counter", metrics.FINISHED_LABELS, text
+    for (name, text), labels in (
+        (metrics.FINISHED, metrics.FINISHED_LABELS),
+        (metrics.PHASE_SECONDS, metrics.PHASE_LABELS),
+    ):
+        yield f"{_PREFIX}{name}_total", "counter", labels, text
     for name, text, _ in triton_metrics.COUNTERS:
         yield name, "counter", triton_metrics.LABELS, text
     name, text = triton_metrics.FAILURE

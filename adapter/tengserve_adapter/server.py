@@ -56,7 +56,12 @@ def serve(
         began = time.monotonic()
         try:
             model = load_model(
-                source, report, live, device=settings.device, request_timeout_s=settings.request_timeout_s
+                source,
+                report,
+                live,
+                device=settings.device,
+                step_profile=settings.step_profile,
+                request_timeout_s=settings.request_timeout_s,
             )
         except BaseException:
             progress.failed()

@@ -238,6 +238,12 @@ class ServerSettings:
         " model's status tells the reason.",
         default=True,
     )
+    step_profile: Path | None = _setting(  # noqa: RUF009 - as above
+        "Measure where the time of an LLM's steps goes: seconds by phase in the metrics, and in this folder, when a"
+        " model is unloaded or the server ends, a trace of its last steps to open in Perfetto or chrome://tracing.",
+        default=None,
+        metavar="DIR",
+    )
     log_level: str = _setting(
         "Least severe messages to log.",
         default="info",
@@ -257,6 +263,8 @@ class ServerSettings:
                 f" got {self.max_held_body_bytes}"
             )
 
+        if self.step_profile is not None and not self.step_profile.is_dir():
+            raise ConfigurationError(f"--step-profile must be a folder, got {shown(str(self.step_profile))!r}")
         if (self.grpc_tls_cert is None) != (self.grpc_tls_key is None):
             raise ConfigurationError("--grpc-tls-cert and --grpc-tls-key must be given together")
 

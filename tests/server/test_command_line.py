@@ -51,6 +51,7 @@ def test_help_names_every_flag() -> None:
         (["serve", "--drain-timeout-s", "soon"], "--drain-timeout-s must be a number from 0 to 86400, got 'soon'"),
         (["serve", "--log-level", "loud"], "--log-level must be one of debug, info, warning, error, got 'loud'"),
         (["serve", "--device", "gpu"], "--device must be auto, npu, npu:N, cuda, cuda:N or cpu, got 'gpu'"),
+        (["serve", "--step-profile", "nowhere"], "--step-profile must be a folder, got 'nowhere'"),
         (["serve", "--host", ""], "--host must be at least one character long, got ''"),
         (
             ["serve", "--model-control-mode", "all"],

@@ -24,7 +24,7 @@ _IDLE = EngineStatus(
     preemptions=0,
     prefix_asked_tokens=0,
     prefix_hit_tokens=0,
-    statistics=StatisticsRecorder().snapshot(),
+    statistics=StatisticsRecorder({}).snapshot(),
 )
 
 

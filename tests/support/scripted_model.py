@@ -26,6 +26,7 @@ from tengserve_backend.execution.attention.portable import PortableAttention
 from tengserve_backend.execution.attention.registry import IMPLEMENTATION
 from tengserve_backend.execution.kv_tensors import PagedKVCache
 from tengserve_backend.execution.packed import PackedForward
+from tengserve_backend.execution.step_profile import StepClock
 from tengserve_backend.generation import ModelLimits
 from tengserve_backend.scheduling.scheduler import SchedulerLimits
 
@@ -118,6 +119,7 @@ def scripted_engine(
     full_text_enabled: bool = False,
     name: str = "scripted",
     device: DeviceBackend | None = None,
+    clock: StepClock | None = None,
     now: Callable[[], float] = time.monotonic,
 ) -> NativeEngine:
     """A whole engine around a ScriptedModel; the caller stops it."""
@@ -159,6 +161,7 @@ def scripted_engine(
             max_waiting_requests=max_waiting_requests,
             max_waiting_tokens=max_waiting_tokens,
         ),
+        clock=clock,
         now=now,
     )
 

@@ -19,6 +19,7 @@ from tengserve_adapter.protocols.call import FINISH_REASONS
 from tengserve_backend.engine.base import EngineStatus
 from tengserve_backend.engine.statistics import Histogram, Statistics
 from tengserve_backend.errors import TengserveError
+from tengserve_backend.execution.step_profile import Phase
 from tengserve_backend.repository.manager import ModelManager, ModelState
 
 if TYPE_CHECKING:
@@ -40,6 +41,11 @@ GRPC_REQUESTS = Counter(
 
 LABELS = ("model", "version")
 READY = ("model_ready", "1 when the model can answer.")
+PHASE_SECONDS = (
+    "step_phase_seconds",
+    f"Time of steps by phase, with --step-profile: {', '.join(phase.value for phase in Phase)}.",
+)
+PHASE_LABELS = (*LABELS, "phase")
 FINISHED = ("finished_requests", f"Complete answers by finish reason: {', '.join(FINISH_REASONS.values())}.")
 FINISHED_LABELS = (*LABELS, "reason")
 GAUGES: tuple[tuple[str, str, Callable[[EngineStatus], float]], ...] = (
@@ -88,6 +94,7 @@ class EngineCollector(Collector):
         counters = [CounterMetricFamily(f"tengserve_{name}", text, labels=LABELS) for name, text, _ in COUNTERS]
         histograms = [HistogramMetricFamily(f"tengserve_{name}", text, labels=LABELS) for name, text, _ in HISTOGRAMS]
         finished = CounterMetricFamily(f"tengserve_{FINISHED[0]}", FINISHED[1], labels=FINISHED_LABELS)
+        phases = CounterMetricFamily(f"tengserve_{PHASE_SECONDS[0]}", PHASE_SECONDS[1], labels=PHASE_LABELS)
         for model in self._models.statuses():
             labels = (model.name, model.version)
             ready.add_metric(labels, float(model.state is ModelState.READY))
@@ -104,7 +111,9 @@ class EngineCollector(Collector):
                 histogram.add_metric(labels, _buckets(values), values.total)
             for reason, count in status.statistics.finished.items():
                 finished.add_metric((*labels, FINISH_REASONS[reason]), count)
-        return [ready, *gauges, *counters, *histograms, finished]
+            for phase, seconds in status.statistics.phase_seconds.items():
+                phases.add_metric((*labels, phase), seconds)
+        return [ready, *gauges, *counters, *histograms, finished, phases]
 
 
 def quiet_metrics(unused: Iterable[Collector]) -> None:

@@ -12,6 +12,7 @@ from tengserve_backend.engine.loop import EngineLoop
 from tengserve_backend.engine.native import ModelDefaults, NativeEngine
 from tengserve_backend.execution.forward import ModelForward
 from tengserve_backend.execution.runner import Runner
+from tengserve_backend.execution.step_profile import StepClock
 from tengserve_backend.kvcache.block_pool import BlockPool
 from tengserve_backend.scheduling.admission import Admission
 from tengserve_backend.scheduling.prefix import PrefixSharing
@@ -46,12 +47,14 @@ def assemble(
     tokenizer: Tokenizer,
     device: DeviceBackend,
     capacity: Capacity,
+    clock: StepClock | None = None,
     now: Callable[[], float] = time.monotonic,
 ) -> NativeEngine:
     """An engine that runs. Its owner stops it.
 
     Args:
         forward: the model, over as many blocks as `capacity` says.
+        clock: told how each step goes.
         now: a monotonic clock in seconds, for deadlines and latencies.
     """
     pool = BlockPool(capacity.total_blocks, forward.block_size)
@@ -61,13 +64,19 @@ def assemble(
         max_requests=capacity.steps.max_running + capacity.max_waiting_requests,
         max_waiting_tokens=capacity.max_waiting_tokens,
     )
-    runner = Runner(forward=forward, device=device, eos_ids=sorted(defaults.eos_ids))
+    runner = Runner(forward=forward, device=device, eos_ids=sorted(defaults.eos_ids), clock=clock)
     return NativeEngine(
         info=info,
         defaults=defaults,
         tokenizer=tokenizer,
         loop=EngineLoop(
-            name=info.name, scheduler=scheduler, runner=runner, device=device, admission=admission, now=now
+            name=info.name,
+            scheduler=scheduler,
+            runner=runner,
+            device=device,
+            admission=admission,
+            clock=clock,
+            now=now,
         ),
         scheduler=scheduler,
         pool=pool,

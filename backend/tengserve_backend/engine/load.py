@@ -25,6 +25,7 @@ from tengserve_backend.execution.loader import (
     load_model,
     vocabulary_size,
 )
+from tengserve_backend.execution.step_profile import StepProfile
 from tengserve_backend.generation import ModelLimits
 from tengserve_backend.repository.settings import ModelSettings
 from tengserve_backend.repository.source import ModelSource, Progress
@@ -39,8 +40,16 @@ _log = logging.getLogger(__name__)
 _DEFAULT_TOP_K = 1000
 
 
-def load_engine(source: ModelSource, weights_dir: Path, progress: Progress) -> NativeEngine:
+def load_engine(
+    source: ModelSource, weights_dir: Path, progress: Progress, *, step_profile: Path | None = None
+) -> NativeEngine:
     """Load the model and start its engine. Blocks until the first step would run.
+
+    Args:
+        source: the model.
+        weights_dir: its files.
+        progress: told how far it is.
+        step_profile: a folder for a trace of the engine's last steps; None measures nothing.
 
     Raises:
         ConfigurationError: the settings, the weights and the machine do not fit; the message says what to change.
@@ -49,7 +58,7 @@ def load_engine(source: ModelSource, weights_dir: Path, progress: Progress) -> N
     progress("reading the configuration", 0.0)
     device = select_device(source.settings.device)
     try:
-        return _load(source, weights_dir, progress, device)
+        return _load(source, weights_dir, progress, device, step_profile)
     except TengserveError:
         raise
     except Exception as error:
@@ -63,7 +72,9 @@ def load_engine(source: ModelSource, weights_dir: Path, progress: Progress) -> N
         raise
 
 
-def _load(source: ModelSource, weights_dir: Path, progress: Progress, device: DeviceBackend) -> NativeEngine:
+def _load(
+    source: ModelSource, weights_dir: Path, progress: Progress, device: DeviceBackend, step_profile: Path | None
+) -> NativeEngine:
     settings = source.settings
     config = load_config(weights_dir, trust_remote_code=settings.trust_remote_code)
     text_config = config.get_text_config()
@@ -135,6 +146,9 @@ def _load(source: ModelSource, weights_dir: Path, progress: Progress, device: De
             max_waiting_tokens=settings.max_waiting_tokens,
             prefix_caching=settings.prefix_caching and choice.packed,
         ),
+        clock=None
+        if step_profile is None
+        else StepProfile(step_profile / f"{source.name}-{source.version}.trace.json"),
     )
 
 

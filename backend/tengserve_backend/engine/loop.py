@@ -25,6 +25,7 @@ from tengserve_backend.errors import (
     RequestAbortedError,
     TengserveError,
 )
+from tengserve_backend.execution.step_profile import NoClock, Phase, StepClock
 from tengserve_backend.generation import Finish, NextToken, ResolvedSampling, TokenEvent
 from tengserve_backend.scheduling.admission import Admission
 from tengserve_backend.scheduling.scheduler import Scheduler
@@ -85,6 +86,7 @@ class EngineLoop:
         scheduler, runner, device: owned by the loop's thread from `start` on.
         admission: told when a prompt starts and when a request leaves.
         now: a monotonic clock in seconds.
+        clock: told how each step goes.
     """
 
     def __init__(
@@ -96,6 +98,7 @@ class EngineLoop:
         device: DeviceBackend,
         admission: Admission,
         now: Callable[[], float],
+        clock: StepClock | None = None,
     ) -> None:
         self._name = name
         self._scheduler = scheduler
@@ -103,6 +106,7 @@ class EngineLoop:
         self._device = device
         self._admission = admission
         self._now = now
+        self._clock = clock or NoClock()
         self._inbox: queue.SimpleQueue[_Submit | _Abort | _Stop] = queue.SimpleQueue()
         self._outbox = Outbox()
         self._jobs: dict[int, Job] = {}
@@ -113,7 +117,7 @@ class EngineLoop:
         self._busy_since: float | None = None
         self.failure: str | None = None
         self.device_lost = False
-        self.statistics = StatisticsRecorder()
+        self.statistics = StatisticsRecorder(self._clock.seconds)
 
     def start(self) -> None:
         """Start the thread."""
@@ -159,11 +163,12 @@ class EngineLoop:
                 self._expire()
                 self._outbox.send()
                 self._step()
-                self._outbox.send()
         except BaseException as error:  # noqa: BLE001  # the thread's last line: whatever it was, waiters must hear of it
             self._end_all(self._failed(error))
         else:
             self._end_all(RequestAbortedError("The server stopped this model before the answer was complete."))
+        finally:
+            self._clock.close()
 
     def _failed(self, error: BaseException) -> EngineFailedError:
         """Note that the engine is dead, and why; what those who wait get."""
@@ -178,9 +183,13 @@ class EngineLoop:
 
     def _receive(self) -> None:
         """Take every message; wait for one only when there is nothing to compute."""
+        first = None
         if not self._scheduler.has_work:
             self._busy_since = None
-            self._handle(self._inbox.get())
+            first = self._inbox.get()
+        self._clock.begin()
+        if first is not None:
+            self._handle(first)
         while True:
             try:
                 message = self._inbox.get_nowait()
@@ -222,6 +231,7 @@ class EngineLoop:
         step = self._scheduler.schedule()
         if step is None:
             return
+        self._clock.mark(Phase.SCHEDULE)
         began = self._now()
         for part in step.sequences:
             self._started(self._jobs[part.seq_id], began)
@@ -230,12 +240,17 @@ class EngineLoop:
             # Before the step is applied: what a failed sequence left in the cache must not be shared.
             self._fail(self._jobs[seq_id], error)
         self._scheduler.apply(outcome.step, {seq_id: token.token_id for seq_id, token in outcome.tokens.items()})
+        self._clock.mark(Phase.SCHEDULE)
         now = self._now()
         self.statistics.step_seconds.record(now - began)
         self.statistics.step_sequences.record(len(step.sequences))
         self.statistics.step_tokens.record(step.total_tokens)
         for seq_id, token in outcome.tokens.items():
             self._progress(self._jobs[seq_id], token, now)
+        self._clock.mark(Phase.DETOKENIZE)
+        self._outbox.send()
+        self._clock.mark(Phase.DELIVER)
+        self._clock.end(len(step.sequences), step.total_tokens)
 
     def _started(self, job: Job, now: float) -> None:
         if not job.started:

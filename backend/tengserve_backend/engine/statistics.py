@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tengserve_backend.generation import FinishReason
@@ -64,6 +65,7 @@ class Statistics:
         token_seconds: from one token of a request to its next.
         step_seconds: of a step.
         step_sequences, step_tokens: computed in a step.
+        phase_seconds: of the steps, by phase; empty when that is not measured.
     """
 
     prompt_tokens: int
@@ -77,12 +79,17 @@ class Statistics:
     step_seconds: Histogram
     step_sequences: Histogram
     step_tokens: Histogram
+    phase_seconds: Mapping[str, float]
 
 
 class StatisticsRecorder:
-    """Written by the engine's thread only."""
+    """Written by the engine's thread only.
 
-    def __init__(self) -> None:
+    Args:
+        phase_seconds: adds up while the engine runs; see Statistics.
+    """
+
+    def __init__(self, phase_seconds: Mapping[str, float]) -> None:
         self.prompt_tokens = 0
         self.generated_tokens = 0
         self.finished = dict.fromkeys(FinishReason, 0)
@@ -94,6 +101,7 @@ class StatisticsRecorder:
         self.step_seconds = HistogramRecorder(_SECONDS)
         self.step_sequences = HistogramRecorder(_SIZES)
         self.step_tokens = HistogramRecorder(_SIZES)
+        self._phase_seconds = phase_seconds
 
     def snapshot(self) -> Statistics:
         """Everything now."""
@@ -109,4 +117,5 @@ class StatisticsRecorder:
             step_seconds=self.step_seconds.snapshot(),
             step_sequences=self.step_sequences.snapshot(),
             step_tokens=self.step_tokens.snapshot(),
+            phase_seconds=dict(self._phase_seconds),
         )

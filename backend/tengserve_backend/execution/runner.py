@@ -15,6 +15,7 @@ from tengserve_backend.execution.sampling.logprobs import PromptScores, token_lo
 from tengserve_backend.execution.sampling.row import SamplingRow
 from tengserve_backend.execution.sampling.sampler import Sampler
 from tengserve_backend.execution.snapshot import Snapshot
+from tengserve_backend.execution.step_profile import NoClock, Phase, StepClock
 from tengserve_backend.generation.events import NextToken, TokenLogprobs
 from tengserve_backend.generation.sampling import ResolvedSampling
 from tengserve_backend.scheduling.step import Step
@@ -65,10 +66,14 @@ class Runner:
         forward: the model.
         device: where it is.
         eos_ids: tokens that may not be chosen before a sequence's min_new_tokens.
+        clock: told how each step goes.
     """
 
-    def __init__(self, *, forward: ModelForward, device: DeviceBackend, eos_ids: Sequence[int]) -> None:
+    def __init__(
+        self, *, forward: ModelForward, device: DeviceBackend, eos_ids: Sequence[int], clock: StepClock | None = None
+    ) -> None:
         self._forward = forward
+        self._clock = clock or NoClock()
         self._device = device
         self._forbidden_early = dict.fromkeys(eos_ids, -math.inf)
         self._members: dict[int, _Member] = {}
@@ -121,7 +126,9 @@ class Runner:
         )
         computation = self._forward.prepare(step, snapshot)
         uploaded = snapshot.upload(self._device.upload)
+        self._clock.mark(Phase.PREPARE)
         logits = computation(uploaded)
+        self._clock.mark(Phase.FORWARD)
         for seq_id, prompt in logits.prompts.items():
             scores = self._members[seq_id].prompt_scores
             if scores is not None:
@@ -130,10 +137,12 @@ class Runner:
             return {}
         tokens = sampler.choose(logits.last, uploaded)
         logprobs = _logprobs(logits.last, tokens, [member.logprobs for member in members])
-        return {
+        chosen = {
             seq_id: None if token is None else member.push(token, logprobs.get(index))
             for index, (seq_id, member, token) in enumerate(zip(sampled, members, tokens, strict=True))
         }
+        self._clock.mark(Phase.SAMPLE)
+        return chosen
 
     @torch.inference_mode()
     def probe(self) -> None:

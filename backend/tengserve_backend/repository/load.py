@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 from tengserve_backend.devices.npu.guard import guard, import_torch
 from tengserve_backend.engine.base import Engine
@@ -19,6 +20,7 @@ def load_model(
     peers: Peers | None = None,
     *,
     device: str = "auto",
+    step_profile: Path | None = None,
     request_timeout_s: float = DEFAULT_REQUEST_TIMEOUT_S,
 ) -> Engine | TensorModel:
     """Start what serves a model. Blocks until it is ready.
@@ -31,6 +33,7 @@ def load_model(
         progress: told how far it is; an error that it raises ends the load.
         peers: the models that a python model may ask.
         device: of an LLM whose own setting is auto.
+        step_profile: a folder for traces of an LLM's last steps; None measures nothing.
         request_timeout_s: how long a request to a python model waits for its next response.
 
     Raises:
@@ -47,4 +50,4 @@ def load_model(
     # Imported here because it brings torch: reading and checking a repository must stay quick.
     from tengserve_backend.engine.load import load_engine
 
-    return load_engine(source, weights_dir, progress)
+    return load_engine(source, weights_dir, progress, step_profile=step_profile)
