@@ -13,6 +13,7 @@ from typing import Any
 
 from tengserve_adapter.grpc.settings import GrpcSettings, TlsFiles
 from tengserve_adapter.http.settings import HttpSettings
+from tengserve_adapter.tensors.forwarded_headers import ForwardedHeaders, is_pattern
 from tengserve_backend.errors import ConfigurationError, shown
 from tengserve_backend.python_backend.model import DEFAULT_REQUEST_TIMEOUT_S
 from tengserve_backend.repository.modes import ControlMode
@@ -187,6 +188,21 @@ class ServerSettings:
         " joined to one.",
         default=_HTTP_DEFAULTS.strict_decoupled,
     )
+    http_header_forward_pattern: str | None = _setting(
+        "Headers of v2 infer whose names match this regular expression become parameters of a request to a python"
+        " model. Case is ignored, unless the expression begins with (?-i). Unset: none.",
+        default=None,
+        metavar="REGEX",
+        accepts=is_pattern,
+        words="a regular expression",
+    )
+    grpc_header_forward_pattern: str | None = _setting(
+        "The same for the metadata of ModelInfer and ModelStreamInfer over gRPC.",
+        default=None,
+        metavar="REGEX",
+        accepts=is_pattern,
+        words="a regular expression",
+    )
     max_infer_text_chars: int = _setting(
         "Longest prompt text of /infer, in characters.",
         default=_HTTP_DEFAULTS.max_infer_text_chars,
@@ -286,6 +302,7 @@ class ServerSettings:
             tls=tls,
             max_connections=self.max_connections,
             strict_decoupled=self.strict_decoupled,
+            forwarded_headers=_forwarded(self.grpc_header_forward_pattern),
             server_name=_HTTP_DEFAULTS.server_name,
             server_version=version,
         )
@@ -298,11 +315,16 @@ class ServerSettings:
             max_held_body_bytes=self.max_held_body_bytes,
             max_tensor_bytes=self.max_tensor_bytes,
             strict_decoupled=self.strict_decoupled,
+            forwarded_headers=_forwarded(self.http_header_forward_pattern),
             max_infer_text_chars=self.max_infer_text_chars,
             max_generate_text_chars=self.max_generate_text_chars,
             max_step_s=self.max_step_s,
             ready_without_models=self.model_control_mode == ControlMode.EXPLICIT.value,
         )
+
+
+def _forwarded(pattern: str | None) -> ForwardedHeaders | None:
+    return None if pattern is None else ForwardedHeaders(pattern)
 
 
 def flag(name: str) -> str:

@@ -50,6 +50,10 @@ def test_help_names_every_flag() -> None:
         (["serve", "--drain-timeout-s", "nan"], "--drain-timeout-s must be from 0 to 86400, got nan"),
         (["serve", "--drain-timeout-s", "soon"], "--drain-timeout-s must be a number from 0 to 86400, got 'soon'"),
         (["serve", "--log-level", "loud"], "--log-level must be one of debug, info, warning, error, got 'loud'"),
+        (
+            ["serve", "--http-header-forward-pattern", "a(b"],
+            "--http-header-forward-pattern must be a regular expression, got 'a(b'",
+        ),
         (["serve", "--device", "gpu"], "--device must be auto, npu, npu:N, cuda, cuda:N or cpu, got 'gpu'"),
         (["serve", "--step-profile", "nowhere"], "--step-profile must be a folder, got 'nowhere'"),
         (["serve", "--host", ""], "--host must be at least one character long, got ''"),

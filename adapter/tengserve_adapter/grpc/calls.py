@@ -19,7 +19,7 @@ INLINE_BYTES: Final = 256 * 1024
 """A larger message is parsed in a worker thread: about a millisecond of work is what the event loop can spare."""
 RETRY_AFTER_S: Final = 1
 
-Unary = Callable[[bytes], Awaitable[Message]]
+Unary = Callable[[bytes, grpc.aio.ServicerContext], Awaitable[Message]]
 
 
 class ClientGoneError(Exception):
@@ -133,13 +133,13 @@ def unary(method: str, call: Unary) -> grpc.RpcMethodHandler:
 
     Args:
         method: its name.
-        call: takes the request's bytes.
+        call: takes the request's bytes, and what it came with.
     """
 
     async def handle(data: bytes, context: grpc.aio.ServicerContext) -> bytes:
         with counted(method) as outcome:
             try:
-                response = await call(data)
+                response = await call(data, context)
             except Exception as error:  # noqa: BLE001 - the edge: every error becomes a status, the unexpected is logged
                 outcome.code, message = status_of(error)
                 await context.abort(outcome.code, message)
@@ -170,7 +170,7 @@ def counted(method: str) -> Iterator[Outcome]:
 def of_message(kind: type[Message], call: Callable[[Message], Awaitable[Message]]) -> Unary:
     """A unary call that takes its message parsed."""
 
-    async def parse_and_call(data: bytes) -> Message:
+    async def parse_and_call(data: bytes, _context: grpc.aio.ServicerContext) -> Message:
         return await call(await parsed(data, lambda raw: parse(kind, raw)))
 
     return parse_and_call

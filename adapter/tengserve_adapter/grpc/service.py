@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import grpc
@@ -116,10 +116,18 @@ class InferenceService:
         }
         return {"ModelInfer": unary("ModelInfer", self._model_infer), **handlers}
 
-    async def read(self, data: bytes) -> Incoming:
+    async def read(self, data: bytes, context: grpc.aio.ServicerContext) -> Incoming:
         """A request and the model that is to answer it."""
         incoming: Incoming = await parsed(data, self._read)
-        return incoming
+        forwarded = self._settings.forwarded_headers
+        if forwarded is None or isinstance(incoming.work, Exception):
+            return incoming
+        model, asked = incoming.work
+        try:
+            request = forwarded.added_to(asked.request, model, _texts(context.invocation_metadata() or ()))
+        except InvalidRequestError as error:
+            return replace(incoming, work=error)
+        return replace(incoming, work=(model, replace(asked, request=request)))
 
     def _read(self, data: bytes) -> Incoming:
         try:
@@ -145,9 +153,9 @@ class InferenceService:
             text = f"Request for unknown model: '{shown(name)}'{which} is not found"
             raise ModelNotFoundError(text, field="model") from error
 
-    async def _model_infer(self, data: bytes) -> Message:
+    async def _model_infer(self, data: bytes, context: grpc.aio.ServicerContext) -> Message:
         with self._infers.enter(), self.held.enter(len(data)):
-            work = (await self.read(data)).work
+            work = (await self.read(data, context)).work
             if isinstance(work, Exception):
                 raise work
             model, asked = work
@@ -279,6 +287,11 @@ async def encoded(model: TensorModel, asked: Asked, response: InferResponse) -> 
     if not larger_than(response.outputs, INLINE_BYTES):
         return encode_response(model, asked.request, response)
     return await asyncio.to_thread(encode_response, model, asked.request, response)
+
+
+def _texts(metadata: Iterable[tuple[str, str | bytes]]) -> Iterator[tuple[str, str]]:
+    """The metadata that is text; what is binary has a name that ends in -bin."""
+    return ((name, value) for name, value in metadata if isinstance(value, str))
 
 
 def says_only_final(response: InferResponse) -> bool:

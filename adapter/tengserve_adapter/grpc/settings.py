@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from tengserve_adapter.tensors.forwarded_headers import ForwardedHeaders
+
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
@@ -30,6 +32,7 @@ class GrpcSettings:
         max_held_bytes: of requests that are read and not answered; a request that would go beyond is UNAVAILABLE.
         tls: without it connections are not encrypted.
         strict_decoupled: refuse ModelInfer for decoupled models, as Triton does.
+        forwarded_headers: metadata of a call that is parameters for a python model.
         server_name, server_version: in ServerMetadata.
         max_connections: of clients at once; what is beyond is closed.
         max_unary, max_streams: ModelInfer calls and streams open at once.
@@ -42,6 +45,7 @@ class GrpcSettings:
     max_held_bytes: int = 256 * 1024 * 1024
     tls: TlsFiles | None = None
     strict_decoupled: bool = False
+    forwarded_headers: ForwardedHeaders | None = None
     server_name: str = "tengserve"
     server_version: str = ""
     max_connections: int = 4096

@@ -113,7 +113,7 @@ class _Stream:
             data = await self._context.read()
             if data is grpc.aio.EOF:
                 return
-            incoming = await self._inference.read(data)
+            incoming = await self._inference.read(data, self._context)
             tasks.create_task(self._answer(incoming, *self._turn(incoming)))
 
     def _turn(self, incoming: Incoming) -> tuple[asyncio.Event | None, asyncio.Event | None]:

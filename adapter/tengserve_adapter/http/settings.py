@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tengserve_adapter.tensors.forwarded_headers import ForwardedHeaders
+
 
 @dataclass(frozen=True, slots=True)
 class HttpSettings:
@@ -18,6 +20,7 @@ class HttpSettings:
             with 503.
         max_tensor_bytes: a larger body of v2 infer, or of generate for a model of tensors, is refused with 400.
         strict_decoupled: refuse v2 infer for a decoupled model, as Triton does, instead of joining its responses.
+        forwarded_headers: headers of v2 infer that are parameters for a python model.
         max_infer_text_chars: characters of `inputs` (the documented 4 MB).
         max_generate_text_chars: characters of `text_input` (the documented 16000).
         body_timeout_s: a body that takes longer to arrive is refused with 408.
@@ -31,6 +34,7 @@ class HttpSettings:
     max_held_body_bytes: int = 256 * 1024 * 1024
     max_tensor_bytes: int = 64 * 1024 * 1024
     strict_decoupled: bool = False
+    forwarded_headers: ForwardedHeaders | None = None
     max_infer_text_chars: int = 4194304
     max_generate_text_chars: int = 16000
     body_timeout_s: float = 300.0

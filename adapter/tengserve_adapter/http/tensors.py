@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Iterator
 from typing import Final
 
 from starlette.requests import Request
@@ -84,6 +85,8 @@ class InferEndpoint:
             if settings.strict_decoupled and model.decoupled:
                 raise _refuses_decoupled()
             parsed, wishes = await in_thread_if(large, lambda: _parse(model, version or "", body))
+            if settings.forwarded_headers is not None:
+                parsed = settings.forwarded_headers.added_to(parsed, model, _headers(scope))
             response = await while_connected(scope, receive, infer_once(model, parsed))
         large = larger_than(response.outputs, INLINE_BYTES)
         accept = request.headers.get("accept-encoding", "")
@@ -109,6 +112,11 @@ def _respond(error: BaseException) -> Response:
 
 def _refuses_decoupled() -> UnsupportedError:
     return UnsupportedError("HTTP end point doesn't support models with decoupled transaction policy")
+
+
+def _headers(scope: Scope) -> Iterator[tuple[str, str]]:
+    """By name, in lower case."""
+    return ((name.decode("latin-1"), value.decode("utf-8", "replace")) for name, value in scope["headers"])
 
 
 def _parse(model: TensorModel, version: str, body: TensorBody) -> tuple[InferRequest, infer.Wishes]:
