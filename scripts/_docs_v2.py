@@ -47,7 +47,9 @@ are refused, not wrapped. NaN and Infinity may be written by these names.
 
 **Parameters.** `priority` (0 is the default, 1 the highest), `timeout` in microseconds, `sequence_id`,
 `sequence_start`, `sequence_end` and `binary_data_output` are the protocol's. Names that begin with `triton_`, and
-`headers`, are refused. All others go to the model.
+`headers`, are refused. All others go to the model. With `--http-header-forward-pattern REGEX` the headers whose names
+match, in lower case as they arrive, are parameters of a python model too, as strings; one wins over a parameter of its
+name, one with a name of the protocol's is refused, and one of more than 128 characters is left out.
 
 **Binary data.** With the header `Inference-Header-Content-Length: N` the body is N bytes of JSON, and then the elements
 of every input that has the parameter `binary_data_size`, in order. An output comes as binary data when its parameter
