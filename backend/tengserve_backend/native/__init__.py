@@ -1,0 +1,1 @@
+"""Our C++ operators for the CPU: their sources, how they are built and how they are called."""
