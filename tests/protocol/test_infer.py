@@ -325,6 +325,9 @@ def changed(**fields: Any) -> dict[str, Any]:
         ),
         (changed(shape=[3]), "which does not match the 2 elements of its 'data'"),
         (changed(shape=[2**32, 2**32]), "causes total element count to exceed maximum size of 9223372036854775807"),
+        # Multiplied out, so many large numbers would keep the interpreter's lock for hours.
+        (changed(shape=[2**63 - 1] * 500_000), "causes total element count to exceed maximum size"),
+        (changed(shape=[0] + [2**63 - 1] * 500_000), "must have at most 32 dimensions"),
         (changed(shape=[2**62]), "byte size overflow for input 'IN'"),
         (changed(shape=[2**50]), "at most 281474976710656 elements"),
         (changed(data=json.loads("[" * 101 + "1" + "]" * 101)), "JSON nesting depth exceeds maximum allowed limit"),

@@ -8,7 +8,6 @@ the request's `binary_data_output` is true.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -320,12 +319,17 @@ def _datatype(name: str, value: object) -> Datatype:
 
 def _check_overflow(name: str, datatype: Datatype, shape: list[int]) -> None:
     """Sizes that no 64 bits hold, in Triton's words; what is merely too large for any tensor is element_count's."""
-    count = math.prod(shape)
-    if count > _INT64_MAX:
-        raise InvalidRequestError(
-            f"shape of input '{shown(name)}' causes total element count to exceed maximum size of {_INT64_MAX}",
-            field=name,
-        )
+    if 0 in shape:
+        return
+    count = 1
+    for size in shape:
+        count *= size
+        # Not once all are multiplied: a client may send a million of them, and the product would have as many words.
+        if count > _INT64_MAX:
+            raise InvalidRequestError(
+                f"shape of input '{shown(name)}' causes total element count to exceed maximum size of {_INT64_MAX}",
+                field=name,
+            )
     if count * (datatype.itemsize or 1) > _INT64_MAX:
         raise InvalidRequestError(f"byte size overflow for input '{shown(name)}'", field=name)
 

@@ -6,7 +6,6 @@ FP16 and BF16 have no JSON form in the v2 protocol: they go as binary data.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
 from typing import Final
 
 import numpy as np
@@ -56,15 +55,33 @@ def flatten(name: str, data: list[object]) -> list[object]:
     Raises:
         InvalidRequestError: the nesting is too deep.
     """
-    for _ in range(MAX_NESTING):
-        kinds = set(map(type, data))
-        if list not in kinds:
-            return data
-        data = list(chain.from_iterable(item if isinstance(item, list) else (item,) for item in data))
-    raise InvalidRequestError(
-        f"JSON nesting depth exceeds maximum allowed limit ({MAX_NESTING}) in 'data' of input '{shown(name)}'",
-        field=name,
-    )
+    if not _has_list(data):
+        return data
+    # Each element is seen once, however deep its neighbours are.
+    flat: list[object] = []
+    within = [iter(data)]
+    while within:
+        for item in within[-1]:
+            if not isinstance(item, list):
+                flat.append(item)
+                continue
+            if len(within) == MAX_NESTING:
+                raise InvalidRequestError(
+                    f"JSON nesting depth exceeds maximum allowed limit ({MAX_NESTING}) in 'data' of input "
+                    f"'{shown(name)}'",
+                    field=name,
+                )
+            if _has_list(item):
+                within.append(iter(item))
+                break
+            flat += item
+        else:
+            within.pop()
+    return flat
+
+
+def _has_list(items: list[object]) -> bool:
+    return list in set(map(type, items))
 
 
 def elements(name: str, datatype: Datatype, flat: list[object]) -> Array:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from typing import Any
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from tengserve_adapter.tensors.json_data import from_json, to_json
+from tengserve_adapter.tensors.json_data import flatten, from_json, to_json
 from tengserve_backend.errors import InvalidRequestError
 from tengserve_backend.inference import Datatype, InferTensor
 
@@ -100,6 +101,17 @@ def test_nesting_is_bounded() -> None:
     assert from_json("x", Datatype.INT8, [1], data).tolist() == [1]
     with pytest.raises(InvalidRequestError, match=r"JSON nesting depth exceeds maximum allowed limit \(100\)"):
         from_json("x", Datatype.INT8, [1], [[data]])
+
+
+def test_a_deep_list_beside_many_elements_costs_no_walk_a_level() -> None:
+    # One walk over all elements for each level would take minutes, and the interpreter's lock for seconds at a time.
+    count = 4_000_000
+    deep: list[Any] = [1]
+    for _ in range(98):
+        deep = [deep]
+    flat = flatten("x", [*itertools.repeat(0, count), deep])
+    assert len(flat) == count + 1
+    assert flat[-1] == 1
 
 
 def test_outputs_without_a_json_form() -> None:
