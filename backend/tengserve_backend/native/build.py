@@ -144,7 +144,7 @@ def _sources_key() -> str:
     return digest.hexdigest()[:32]
 
 
-def compile_library(compiler: Compiler, folder: Path, *, jobs: int = 1, flags: Sequence[str] = ()) -> Path:
+def compile_library(compiler: Compiler, folder: Path, *, jobs: int = 1, flags: Sequence[str] = ()) -> None:
     """Compile the library into a folder, past the cache.
 
     Args:
@@ -186,7 +186,6 @@ def compile_library(compiler: Compiler, folder: Path, *, jobs: int = 1, flags: S
         ]
     )
     shutil.rmtree(objects)
-    return folder / LIBRARY
 
 
 def _isa_flags(stem: str) -> tuple[str, ...]:

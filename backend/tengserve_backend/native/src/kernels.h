@@ -1,0 +1,125 @@
+// What the operators call and each instruction set provides: a table of functions. Tensors are checked before; nothing
+// here checks again.
+//
+// A row of a result depends on that row's own inputs alone, bit for bit: however many rows a call has, whichever thread
+// computes it and wherever its sequence lies in a batch. Therefore every sum runs over its terms in an order that follows
+// from the row's own position and the sizes, never from the tile that the row happens to be in.
+#pragma once
+
+#include <cstdint>
+
+#include "bf16.h"
+
+namespace tengserve {
+
+// Tokens of a cache block: one Vec of keys.
+constexpr int64_t kBlockSize = 16;
+// Keys that are attended in one go. Their scores stay in the first-level cache; a sequence with more is folded together
+// from parts that begin at multiples of this, so the split of a long one over threads does not show in the bits.
+constexpr int64_t kPartKeys = 256;
+// No tile has more rows than this, whatever the instruction set.
+constexpr int kMaxTileRows = 8;
+// Output columns that lie together in a packed weight.
+constexpr int64_t kPanelColumns = 32;
+
+// Query rows of one sequence that share a key and value head.
+//
+// Pages of one head: keys are [key_dim][16] in float32, and in bfloat16 [key_dim / 2][16][2], that is pairs of dimensions,
+// then [16] for an odd last one; so a register holds sixteen keys and no sum runs across it. Values are [16][value_dim].
+template <typename T>
+struct AttentionTile {
+  const T* keys;           // of the head in block 0
+  const T* values;         // of the head in block 0
+  int64_t keys_a_block;    // elements of keys from a block to the next, all heads
+  int64_t values_a_block;  // likewise
+  const int32_t* blocks;   // the sequence's
+  int64_t key_dim, value_dim;
+  int rows;
+  const T* query[kMaxTileRows];  // key_dim elements each
+  // Positions that each row sees; both ends are seen.
+  int64_t first[kMaxTileRows], last[kMaxTileRows];
+  float scale;
+  float softcap;  // 0: none
+  float* packed;  // key_dim * kMaxTileRows; `pack_query` writes, `attend` reads
+};
+
+// Softmax-weighted values of each row of a tile over some of its keys, not yet divided by the weights' sum.
+struct AttentionSums {
+  float* largest;  // [kMaxTileRows], of the scores
+  float* weights;  // [kMaxTileRows]; 0: no key of the part is seen
+  float* values;   // [kMaxTileRows][value_dim]
+  static int64_t size(int64_t value_dim) { return kMaxTileRows * (2 + value_dim); }
+  static AttentionSums at(float* memory) {
+    return {memory, memory + kMaxTileRows, memory + 2 * kMaxTileRows};
+  }
+};
+
+template <typename T>
+struct AttentionKernels {
+  void (*pack_query)(const AttentionTile<T>&);
+  // Positions [begin, end), which lie in one part, begin at its start or later.
+  void (*attend)(const AttentionTile<T>&, int64_t begin, int64_t end, AttentionSums);
+  // into = into and part; parts come in order of their positions.
+  void (*fold)(AttentionSums into, AttentionSums part, int rows, int64_t value_dim);
+  // One row's answer; sink is one more score without a value, or null.
+  void (*finish)(AttentionSums, int row, int64_t value_dim, const float* sink, T* out);
+};
+
+// Rows of x times one panel of a packed weight. The panel is [in][32] in float32, and [in / 2][32][2] in bfloat16.
+template <typename T>
+struct LinearTask {
+  const void* x;     // [rows][in], as LinearKernel::wants says; for bfloat16 `in` is even
+  int64_t x_stride;  // elements between rows
+  int64_t rows;
+  int64_t in;
+  const T* panel;
+  const T* bias;  // [columns], or null
+  T* out;         // of the first row's first column
+  int64_t out_stride;
+  int64_t columns;  // 1 to 32
+};
+
+template <typename T>
+struct RowKernels {
+  // x * 1/sqrt(mean(x^2) + eps), rounded to T, times weight.
+  void (*rms_norm)(const T* x, const T* weight, float eps, int64_t size, T* out);
+  // silu(gate), rounded to T, times up.
+  void (*silu_mul)(const T* gate, const T* up, int64_t size, T* out);
+  // x * cos + (-x[half:], x[:half]) * sin, each product and the sum rounded to T.
+  void (*rotary)(const T* x, const T* cos, const T* sin, int64_t size, T* out);
+};
+
+template <typename T>
+struct Kernels {
+  AttentionKernels<T> attention;
+  void (*linear)(const LinearTask<T>&);
+  RowKernels<T> row;
+};
+
+struct Level {
+  const char* name;
+  int tile_rows;  // of an attention tile, at most
+  // Whether the linear of bfloat16 reads x in bfloat16; otherwise in float32.
+  bool multiplies_bf16;
+  Kernels<float> f32;
+  Kernels<Bf16> bf16;
+
+  template <typename T>
+  const Kernels<T>& kernels() const;
+};
+
+template <>
+inline const Kernels<float>& Level::kernels<float>() const {
+  return f32;
+}
+template <>
+inline const Kernels<Bf16>& Level::kernels<Bf16>() const {
+  return bf16;
+}
+
+extern const Level kPortable;
+#ifdef __x86_64__
+extern const Level kAvx2, kAvx512, kAvx512Bf16;
+#endif
+
+}  // namespace tengserve

@@ -1,0 +1,31 @@
+// The operators as torch sees them: torch.ops.tengserve_cpu.*
+#include <torch/library.h>
+
+#include <string>
+
+#include "isa.h"
+#include "operators.h"
+
+TORCH_LIBRARY(tengserve_cpu, m) {
+  m.def("paged_write(Tensor key, Tensor value, Tensor(a!) keys, Tensor(b!) values, Tensor slots, int block_size) -> ()");
+  m.def(
+      "paged_attention(Tensor query, Tensor keys, Tensor values, Tensor block_table, int[] query_ends, int[] contexts, "
+      "int block_size, float scale, int? window, int? chunk, float? softcap, Tensor? sinks) -> Tensor");
+  m.def("pack_linear(Tensor weight) -> Tensor");
+  m.def("linear(Tensor x, Tensor packed, Tensor? bias, int in_features, int out_features) -> Tensor");
+  m.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor");
+  m.def("silu_mul(Tensor gate_up) -> Tensor");
+  m.def("rotary(Tensor query, Tensor key, Tensor cos, Tensor sin) -> (Tensor, Tensor)");
+  // It has no tensor to choose a kernel by.
+  m.def("isa() -> str", [] { return std::string(tengserve::level().name); });
+}
+
+TORCH_LIBRARY_IMPL(tengserve_cpu, CPU, m) {
+  m.impl("paged_write", tengserve::paged_write);
+  m.impl("paged_attention", tengserve::paged_attention);
+  m.impl("pack_linear", tengserve::pack_linear);
+  m.impl("linear", tengserve::linear);
+  m.impl("rms_norm", tengserve::rms_norm);
+  m.impl("silu_mul", tengserve::silu_mul);
+  m.impl("rotary", tengserve::rotary);
+}
