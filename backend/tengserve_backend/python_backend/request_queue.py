@@ -23,6 +23,9 @@ from tengserve_backend.python_backend.ticket import Ticket
 MAX_QUEUED_REQUESTS = 10_000
 """Of one level, also where the policy sets no limit: what waits takes memory."""
 
+LONGEST_WAIT_S = 3600.0
+"""Of one wait. What config.pbtxt says may be longer than any clock of the system, and is waited for in parts."""
+
 RETRY_AFTER_S = 1
 QUEUE_FULL = "Exceeds maximum queue size"
 TIMEOUT_EXPIRED = "Request timeout expired"
@@ -166,7 +169,7 @@ class RequestQueue:
                         ticket.times.taken = now
                     return batch
                 # Woken by every change; `close` ends the wait.
-                self._changed.wait(wait_s)
+                self._changed.wait(LONGEST_WAIT_S if wait_s is None else min(wait_s, LONGEST_WAIT_S))
             return None
 
     def close(self) -> None:

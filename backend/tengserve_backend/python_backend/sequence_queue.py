@@ -18,7 +18,12 @@ from tengserve_backend.errors import InvalidRequestError, OverloadedError, Reque
 from tengserve_backend.python_backend.batches import BatchPlanner
 from tengserve_backend.python_backend.checks import request_label
 from tengserve_backend.python_backend.config import PythonConfig
-from tengserve_backend.python_backend.request_queue import MAX_QUEUED_REQUESTS, QUEUE_FULL, RETRY_AFTER_S
+from tengserve_backend.python_backend.request_queue import (
+    LONGEST_WAIT_S,
+    MAX_QUEUED_REQUESTS,
+    QUEUE_FULL,
+    RETRY_AFTER_S,
+)
 from tengserve_backend.python_backend.sequence_batching import SequenceBatching, Strategy
 from tengserve_backend.python_backend.ticket import Ticket
 
@@ -183,7 +188,7 @@ class SequenceQueue:
                     idle_s = max(_LEAST_WAIT_S, (self._look_ns - now) / 1e9)
                     wait_s = idle_s if wait_s is None else min(wait_s, idle_s)
                 # Woken by every change; `close` ends the wait.
-                self._changed.wait(wait_s)
+                self._changed.wait(LONGEST_WAIT_S if wait_s is None else min(wait_s, LONGEST_WAIT_S))
             return None
 
     def close(self) -> None:
@@ -238,10 +243,12 @@ class SequenceQueue:
 
     def _taken(self, batch: list[Ticket | None], now: int) -> list[Ticket]:
         template = next(ticket for ticket in batch if ticket is not None)
+        # One for all empty rows: a large request would else be there once for each of them.
+        filler = self._config.filler(template.request) if None in batch else template.request
         taken = []
         for ticket in batch:
             if ticket is None:
-                taken.append(template.filler(self._config.filler(template.request)))
+                taken.append(template.filler(filler))
                 continue
             ticket.times.taken = now
             taken.append(ticket)

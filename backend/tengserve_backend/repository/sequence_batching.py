@@ -48,6 +48,12 @@ def check_sequence_batching(config: Any, file: str) -> None:
             f"{sequences.oldest.max_candidate_sequences}",
             file,
         )
+    if not sequences.oldest.max_candidate_sequences and config.max_batch_size > MAX_CANDIDATE_SEQUENCES:
+        raise _wrong(
+            f"max_batch_size must be at most {MAX_CANDIDATE_SEQUENCES}, as it is the number of sequences of an "
+            f"instance here, not {config.max_batch_size}",
+            file,
+        )
     if not 0 <= sequences.direct.minimum_slot_utilization <= 1:
         raise _wrong(
             f"minimum_slot_utilization must be in [0, 1], not {sequences.direct.minimum_slot_utilization}", file

@@ -123,6 +123,13 @@ async def test_a_preferred_size_goes_at_once_and_the_rest_after_its_delay(tmp_pa
         assert await saw(await queued(m, one())) == [[1, 1]]
 
 
+async def test_a_delay_longer_than_any_clock_is_a_delay(tmp_path: Path) -> None:
+    with model(tmp_path, CODE, config(f"preferred_batch_size: [2] max_queue_delay_microseconds: {2**64 - 1}")) as m:
+        tasks = await queued(m, one(), one())
+        assert await saw(tasks) == [[2, 1], [2, 1]]
+        assert not m.failure
+
+
 async def test_a_full_queue_refuses_in_triton_s_words(tmp_path: Path) -> None:
     with model(tmp_path, CODE, config("default_queue_policy { max_queue_size: 1 }")) as m:
         async with blocked(tmp_path, m):

@@ -243,6 +243,21 @@ async def test_a_sequence_that_is_idle_for_too_long_gives_its_slot_to_another(tm
             await answer(m, one(1, rows=None))
 
 
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        f"direct {{ max_queue_delay_microseconds: {2**64 - 1} minimum_slot_utilization: 1 }}",
+        f"oldest {{ max_queue_delay_microseconds: {2**64 - 1} preferred_batch_size: [2] }}",
+    ],
+)
+async def test_times_longer_than_any_clock_are_times(tmp_path: Path, strategy: str) -> None:
+    with model(tmp_path, CODE, config(strategy, size=2, idle_us=2**64 - 1)) as m:
+        await asyncio.gather(*await queued(m, one(1, "s"), one(2, "s")))
+        (waits_for_a_slot,) = await queued(m, one(3, "s"))
+        await asyncio.gather(*await queued(m, one(1, "e"), one(2, "e")))
+        await asyncio.gather(waits_for_a_slot, *await queued(m, one(4, "s")))
+
+
 async def test_a_sequence_whose_request_runs_is_not_idle(tmp_path: Path) -> None:
     with model(tmp_path, CODE, config("", size=2, idle_us=1000)) as m:
         async with blocked(tmp_path, m):
@@ -329,5 +344,16 @@ def test_preferred_sizes_of_oldest_are_checked(tmp_path: Path) -> None:
     with (
         pytest.raises(ConfigurationError, match=r"sequence_batching: oldest: preferred_batch_size must be in \[1, max"),
         model(tmp_path, CODE, config("oldest { preferred_batch_size: [9] }", size=2)),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("strategy", ["direct { }", "oldest { }", "oldest { max_candidate_sequences: 20000 }"])
+def test_more_sequences_at_once_than_an_instance_should_have_are_refused(tmp_path: Path, strategy: str) -> None:
+    with (
+        pytest.raises(
+            ConfigurationError, match=r"(max_batch_size|max_candidate_sequences) must be .*10000.*, not 20000"
+        ),
+        model(tmp_path, CODE, config(strategy, size=20_000)),
     ):
         pass
