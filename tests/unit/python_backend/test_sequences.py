@@ -351,9 +351,7 @@ def test_preferred_sizes_of_oldest_are_checked(tmp_path: Path) -> None:
 @pytest.mark.parametrize("strategy", ["direct { }", "oldest { }", "oldest { max_candidate_sequences: 20000 }"])
 def test_more_sequences_at_once_than_an_instance_should_have_are_refused(tmp_path: Path, strategy: str) -> None:
     with (
-        pytest.raises(
-            ConfigurationError, match=r"(max_batch_size|max_candidate_sequences) must be .*10000.*, not 20000"
-        ),
+        pytest.raises(ConfigurationError, match=r"(batch_size|sequences) must be .*10000.*, not 20000"),
         model(tmp_path, CODE, config(strategy, size=20_000)),
     ):
         pass
