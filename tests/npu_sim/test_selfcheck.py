@@ -80,4 +80,4 @@ def test_an_npu_that_is_not_there_is_reported() -> None:
     assert done.returncode == 1
     lines = report(done)
     assert "FAILED (the device)" in lines[0]
-    assert "the process sees NPUs 0 to 0" in lines[-1]
+    assert "the device cannot be used: device is 'npu:1', but the process sees NPUs 0 to 0" in lines[-1]

@@ -163,6 +163,23 @@ def test_a_lost_device_ends_the_stream_and_the_process(repository: Path, tmp_pat
         assert "507015" in served.server.printed
 
 
+def test_a_device_that_is_lost_before_a_model_is_on_it_ends_the_process(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = SharedState(tmp_path / "state")
+    for name, value in shared.environment.items():
+        monkeypatch.setenv(name, value)
+    flags = ("--model-repository", str(repository), "--device", "npu", "--model-control-mode", "explicit")
+    with ServerProcess(*flags, "--load-model", "exact") as server:
+        server.wait_until_ready()
+        httpx.post(f"{server.url}/v2/repository/models/exact/unload", timeout=WAIT_S).raise_for_status()
+        shared.state.break_device(507015)
+        load = httpx.post(f"{server.url}/v2/repository/models/exact/load", timeout=WAIT_S)
+        assert "The device npu:0 failed." in load.text
+        assert server.wait() == 3
+    assert "NPU error 507015" in server.printed
+
+
 def test_without_cann_the_cpu_serves_and_the_npu_is_refused(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NPU_SIM")
     flags = ("--model-repository", str(repository), "--device")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 
 import torch
@@ -9,10 +10,13 @@ import torch
 from tengserve_backend.devices.base import DeviceBackend
 from tengserve_backend.devices.cpu import CpuDevice
 from tengserve_backend.devices.cuda import CudaDevice
+from tengserve_backend.devices.npu import errors
 from tengserve_backend.devices.npu.device import NpuDevice
 from tengserve_backend.devices.npu.environment import visibility
 from tengserve_backend.devices.npu.guard import import_torch
-from tengserve_backend.errors import ConfigurationError
+from tengserve_backend.errors import ConfigurationError, DeviceLostError
+
+_log = logging.getLogger(__name__)
 
 
 def select_device(setting: str) -> DeviceBackend:
@@ -23,6 +27,7 @@ def select_device(setting: str) -> DeviceBackend:
 
     Raises:
         ConfigurationError: the machine has no such device.
+        DeviceLostError: it has failed.
     """
     kind, _, number = setting.partition(":")
     if kind == "auto":
@@ -43,7 +48,14 @@ def _npu(setting: str, index: int) -> NpuDevice:
         raise ConfigurationError(
             f"device is {setting!r}, but the process sees NPUs 0 to {readiness.devices - 1}: {visibility(os.environ)}"
         )
-    return NpuDevice(index)
+    try:
+        return NpuDevice(index)
+    except RuntimeError as error:
+        if not errors.is_fault(error):
+            raise
+        lost = DeviceLostError(f"The device npu:{index} failed.")
+        _log.critical("%s %s", lost.message, errors.explain(error))
+        raise lost from error
 
 
 def _cuda(setting: str, index: int) -> CudaDevice:

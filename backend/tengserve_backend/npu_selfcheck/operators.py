@@ -15,7 +15,7 @@ from tengserve_backend.devices.npu.family import NpuFamily
 from tengserve_backend.devices.npu.fusion import FUSIONS
 from tengserve_backend.devices.npu.operators import Capabilities, Operator
 from tengserve_backend.devices.npu.paged_attention import FusedPagedAttention, why_not
-from tengserve_backend.errors import TengserveError, one_line
+from tengserve_backend.errors import DeviceLostError, TengserveError, one_line
 from tengserve_backend.execution.attention.check import TOLERANCE, attention_errors
 from tengserve_backend.execution.attention.tier import AttentionNeeds
 
@@ -103,6 +103,8 @@ def _result(case: _Case, device: NpuDevice, dtype: torch.dtype) -> OperatorResul
 
 def said(error: Exception) -> str:
     """What an error says, on one line that is not too long; of the device's own, what it means."""
+    if isinstance(error, DeviceLostError) and error.__cause__ is not None:
+        return f"{error.message} {explain(error.__cause__)}"
     if isinstance(error, TengserveError):
         return error.message
     text = explain(error) or f"{type(error).__name__}: {error}"

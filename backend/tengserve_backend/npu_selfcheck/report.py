@@ -13,7 +13,7 @@ from importlib import metadata
 from tengserve_backend.devices.npu.environment import REPORTED, is_simulated
 from tengserve_backend.devices.npu.guard import import_torch
 from tengserve_backend.devices.npu.versions import installed_versions
-from tengserve_backend.errors import DeviceLostError, shown
+from tengserve_backend.errors import ConfigurationError, DeviceLostError, shown
 from tengserve_backend.repository.source import ModelSource
 
 _GIB = 2**30
@@ -83,7 +83,8 @@ def self_check(index: int, source: ModelSource | None, say: Callable[[str], None
             _check_model(index, source, found)
     except Exception as error:  # noqa: BLE001  # whatever happens on hardware that nobody has seen belongs into the report
         found.device_lost = isinstance(error, DeviceLostError) or is_fault(error)
-        found.fault(part, f"{part} failed: {said(error)}")
+        what = "cannot be used" if isinstance(error, ConfigurationError) else "failed"
+        found.fault(part, f"{part} {what}: {said(error)}")
     return _report(found)
 
 

@@ -14,8 +14,9 @@ from tengserve_backend.devices.npu.device import NpuDevice
 from tengserve_backend.devices.npu.fusion import FUSIONS
 from tengserve_backend.devices.npu.guard import NpuReadiness, NpuState
 from tengserve_backend.devices.select import select_device
-from tengserve_backend.errors import ConfigurationError
+from tengserve_backend.errors import ConfigurationError, DeviceLostError
 from tengserve_backend.execution.attention.tier import AttentionNeeds
+from tengserve_backend.npu_selfcheck.operators import said
 from tengserve_backend.repository.settings import NPU_FUSIONS
 
 GIB = 2**30
@@ -234,3 +235,30 @@ def test_an_npu_that_is_not_there_is_one_sentence(monkeypatch: pytest.MonkeyPatc
     )
     with pytest.raises(ConfigurationError, match="device is 'npu:0', but CANN is missing"):
         select_device("npu:0")
+
+
+def test_a_device_that_fails_as_it_is_taken_is_lost(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(self: NpuDevice) -> None:
+        raise RuntimeError("npuSynchronizeDevice: NPU function error: secret, error code is 507015")
+
+    monkeypatch.setattr("tengserve_backend.devices.select.import_torch", lambda: NpuReadiness(NpuState.USABLE, "", 1))
+    monkeypatch.setattr(NpuDevice, "bind_thread", fail)
+    monkeypatch.setattr(torch, "device", _named)
+    with pytest.raises(DeviceLostError, match=r"^The device npu:0 failed\.$") as lost:
+        select_device("npu")
+    assert "NPU error 507015: a kernel failed on the device" in caplog.text
+    # The self-check's report has the number too.
+    assert "NPU error 507015: a kernel failed" in said(lost.value)
+
+
+def test_a_device_that_only_refuses_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: NpuDevice) -> None:
+        raise RuntimeError("NPU function error: error code is 207005")
+
+    monkeypatch.setattr("tengserve_backend.devices.select.import_torch", lambda: NpuReadiness(NpuState.USABLE, "", 1))
+    monkeypatch.setattr(NpuDevice, "bind_thread", refuse)
+    monkeypatch.setattr(torch, "device", _named)
+    with pytest.raises(RuntimeError, match="207005"):
+        select_device("npu")
