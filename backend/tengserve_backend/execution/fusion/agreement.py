@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import torch
 
-from tengserve_backend.devices.npu.errors import is_fault
 from tengserve_backend.errors import OperatorError
 
 # Share of the largest element. In half precision transformers rounds between its operators and a fused one does not.
@@ -26,12 +25,15 @@ class Left(NamedTuple):
     reason: str
 
 
-def disagreement(own: Callable[[], torch.Tensor], fused: Callable[[], torch.Tensor]) -> str:
+def disagreement(
+    own: Callable[[], torch.Tensor], fused: Callable[[], torch.Tensor], is_fault: Callable[[BaseException], bool]
+) -> str:
     """Why a fused part may not replace another: one clause, or "" when it may.
 
     Args:
         own: the other's answer to some input; called first.
         fused: the fused one's answer to the same.
+        is_fault: whether an error says that the device is lost.
 
     Raises:
         Exception: what says that the device is lost.

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TypeGuard
 
 import torch
 
-from tengserve_backend.devices.npu import operators
-from tengserve_backend.devices.npu.fusion.agreement import Left, disagreement, random_input
-from tengserve_backend.devices.npu.fusion.replacing import replace_modules, takes_one_argument
+from tengserve_backend.execution.fusion.agreement import Left, disagreement, random_input
+from tengserve_backend.execution.fusion.operators import FusedOperators, Swiglu
+from tengserve_backend.execution.fusion.replacing import Replacement, replace_modules, takes_one_argument
 
 _SILU = frozenset({"SiLU", "SiLUActivation"})
 # transformers keeps the two projections apart in most models, and together, gate first, in some.
@@ -20,28 +21,33 @@ class FusedGatedMlp(torch.nn.Module):
     """down(silu(gate(x)) * up(x)).
 
     Args:
+        operator: that computes silu(gate) * up.
         gate_up: the two projections as one, gate first.
         down: the projection back.
     """
 
-    def __init__(self, gate_up: torch.nn.Linear, down: torch.nn.Linear) -> None:
+    def __init__(self, operator: Swiglu, gate_up: torch.nn.Linear, down: torch.nn.Linear) -> None:
         super().__init__()
         self.gate_up_proj = gate_up
         self.down_proj = down
+        self._operator = operator
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., hidden size] to [..., hidden size]."""
-        answer: torch.Tensor = self.down_proj(operators.swiglu(self.gate_up_proj(x)))
+        answer: torch.Tensor = self.down_proj(self._operator(self.gate_up_proj(x)))
         return answer
 
 
-def fuse_gated_mlps(model: torch.nn.Module) -> tuple[int, list[Left]]:
+def fuse_gated_mlps(model: torch.nn.Module, operators: FusedOperators) -> Iterator[Left | None]:
     """Replace every gated MLP that the operator agrees with; see `replace_modules`."""
-    return replace_modules(model, _replacement)
+    operator = operators.swiglu
+    if operator is None:
+        return iter(())
+    return replace_modules(model, lambda module: _replacement(module, operator, operators))
 
 
 @torch.no_grad()
-def _replacement(module: torch.nn.Module) -> torch.nn.Module | Left | None:
+def _replacement(module: torch.nn.Module, operator: Swiglu, operators: FusedOperators) -> Replacement:
     children = dict(module.named_children())
     activation = children.get("act_fn", children.get("activation_fn"))
     if type(activation).__name__ not in _SILU or not takes_one_argument(module):
@@ -57,11 +63,11 @@ def _replacement(module: torch.nn.Module) -> torch.nn.Module | Left | None:
     def fuse_and_run() -> torch.Tensor:
         nonlocal fused
         gate_up = linears.get("gate_up_proj") or _merged(linears["gate_proj"], linears["up_proj"])
-        fused = FusedGatedMlp(gate_up, down)
+        fused = FusedGatedMlp(operator, gate_up, down)
         answer: torch.Tensor = fused(x)
         return answer
 
-    reason = disagreement(lambda: module(x), fuse_and_run)
+    reason = disagreement(lambda: module(x), fuse_and_run, operators.is_fault)
     return Left(type(module).__name__, reason) if reason else fused
 
 

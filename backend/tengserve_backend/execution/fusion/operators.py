@@ -1,0 +1,46 @@
+"""What a device offers to compute parts of a model with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+RmsNorm = Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
+"""x [..., size], weight [size] and epsilon to x / sqrt(mean(x ** 2) + epsilon) * weight."""
+
+Rotary = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+"""Query and key [batch, heads, T, dim], cos and sin [1 or batch, T, dim] to both, turned by halves."""
+
+Swiglu = Callable[[torch.Tensor], torch.Tensor]
+"""[..., 2 * size], the gate first, to silu(gate) * up: [..., size]."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackedLinearOperators:
+    """A linear layer whose weight is kept in an order of its own.
+
+    Attributes:
+        pack: a weight [out, in] in that order.
+        linear: x [..., in], the packed weight, the bias or None, in and out features to [..., out].
+    """
+
+    pack: Callable[[torch.Tensor], torch.Tensor]
+    linear: Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None, int, int], torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class FusedOperators:
+    """Operators that may take the place of parts of a model; None where the device has no such operator.
+
+    Attributes:
+        is_fault: whether an error says that the device is lost.
+        rms_norm, rotary, swiglu, packed_linear: see the types.
+    """
+
+    is_fault: Callable[[BaseException], bool]
+    rms_norm: RmsNorm | None = None
+    rotary: Rotary | None = None
+    swiglu: Swiglu | None = None
+    packed_linear: PackedLinearOperators | None = None

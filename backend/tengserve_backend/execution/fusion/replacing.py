@@ -1,0 +1,53 @@
+"""Replacing modules within a model, one at a time."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+
+import torch
+
+from tengserve_backend.execution.fusion.agreement import Left
+
+Replacement = torch.nn.Module | Left | None
+"""What takes a module's place, or why it stays, or None when nobody meant to replace it."""
+
+
+def replace_modules(
+    model: torch.nn.Module, replacement: Callable[[torch.nn.Module], Replacement]
+) -> Iterator[Left | None]:
+    """Put other modules in the place of some, in place.
+
+    The model can run whenever this has yielded. A module that was replaced is let go before the next one is looked at.
+
+    Args:
+        model: whose parts are replaced.
+        replacement: asked once for a module, however many places it has.
+
+    Yields:
+        for each module that somebody meant to replace: None when it was, else why it stays.
+    """
+    waiting = _places(model)
+    while waiting:
+        module, places = waiting.pop()
+        answer = replacement(module)
+        del module  # Its memory must not wait for the next one's turn.
+        if isinstance(answer, torch.nn.Module):
+            for parent, name in places:
+                parent.add_module(name, answer)
+        if answer is not None:
+            yield answer if isinstance(answer, Left) else None
+
+
+def _places(model: torch.nn.Module) -> list[tuple[torch.nn.Module, list[tuple[torch.nn.Module, str]]]]:
+    """Every module within a model and where it stands: its parents, and its name in each; the first one comes last."""
+    found: dict[int, tuple[torch.nn.Module, list[tuple[torch.nn.Module, str]]]] = {}
+    for parent in model.modules():
+        for name, child in parent.named_children():
+            found.setdefault(id(child), (child, []))[1].append((parent, name))
+    return list(reversed(found.values()))
+
+
+def takes_one_argument(module: torch.nn.Module) -> bool:
+    """Whether its forward takes one tensor and nothing else, not even by option."""
+    return len(inspect.signature(module.forward).parameters) == 1
