@@ -141,11 +141,13 @@ def _serve(settings: ServerSettings) -> int:
             f" got {shown(settings.default_model)!r}"
         )
 
-    from tengserve_adapter.lifecycle import end_early_on_signals
+    from tengserve_adapter.children import keep_signals_to_this_process
+    from tengserve_adapter.lifecycle import end_early_on_signals, end_in_time
     from tengserve_adapter.listener import ListenError, check_free, listen
     from tengserve_adapter.observability.logs import configure_logging
     from tengserve_adapter.progress import ProgressPrinter
 
+    keep_signals_to_this_process()
     end_early_on_signals()
     try:
         listener = listen(settings.host, settings.http_port)
@@ -157,7 +159,9 @@ def _serve(settings: ServerSettings) -> int:
 
         from tengserve_adapter.server import serve
 
-        return serve(settings, sources, listener, progress)
+        status = serve(settings, sources, listener, progress)
+        end_in_time(status)
+        return status
     except ListenError as error:
         return _fail(error.message, RUN_ERROR)
 

@@ -29,6 +29,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from tengserve_adapter.children import kill_children
 from tengserve_backend.errors import TengserveError
 from tengserve_backend.repository.manager import ModelManager, ModelState, ModelStatus
 
@@ -49,6 +50,8 @@ QUIET_STOP_S = 1.0
 LOAD_STOP_TIMEOUT_S = 2.0
 """For a load to end. It may be in an import or a driver call that nothing can interrupt, and nothing of it is lost:
 what a load writes, it writes atomically."""
+EXIT_TIMEOUT_S = 5.0
+"""For the interpreter to end: it waits for processes and threads of models that are no daemons, without a limit."""
 CLOSE_TIMEOUT_S = 5
 """For answers that are complete to reach slow clients."""
 
@@ -286,8 +289,16 @@ def end_early_on_signals() -> None:
         signal.signal(number, lambda *_: end_now(0))
 
 
+def end_in_time(exit_code: int) -> None:
+    """End the process should the interpreter's own end, which begins now, take longer than EXIT_TIMEOUT_S."""
+    timer = threading.Timer(EXIT_TIMEOUT_S, end_now, (exit_code,))
+    timer.daemon = True
+    timer.start()
+
+
 def end_now(exit_code: int) -> None:
-    """End the process without waiting for any thread."""
+    """End the process, and the processes that models have started, without waiting for any thread."""
+    kill_children()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()

@@ -258,11 +258,12 @@ def test_engine_numbers_and_answers_are_on_the_metrics_page(scripted_repository:
         f"tengserve_model_ready{labels} 1.0",
         f"tengserve_generated_tokens_total{labels} 5.0",
         f"tengserve_kv_cache_free_blocks{labels} 8.0",
+        f"nv_inference_pending_request_count{labels} 0.0",
         'tengserve_http_requests_total{route="/v2/models/{model}/generate",status="404"} 1.0',
         'tengserve_http_requests_total{route="other",status="404"} 1.0',
     ):
         assert line in lines
     assert not any(line.startswith("request_p") or "_created" in line for line in lines), "nothing but what is used"
     page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
-    ours = {line.split()[2] for line in lines if line.startswith("# TYPE tengserve_")}
+    ours = {line.split()[2] for line in lines if line.startswith(("# TYPE tengserve_", "# TYPE nv_inference_"))}
     assert ours == set(re.findall(r"^\| `(\w+)`", page, re.MULTILINE))

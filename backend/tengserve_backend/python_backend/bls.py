@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import logging
+import os
 import threading
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from typing import Any, Protocol, TypeVar
@@ -155,6 +156,7 @@ class Bls:
 
     def __init__(self, model: str, peers: Peers | None) -> None:
         self._peers = peers
+        self._process = os.getpid()
         self._loop = BlsLoop(model)
         self.open = False
         """Set while requests are served: in `initialize` and `finalize` no model may ask another."""
@@ -186,6 +188,7 @@ class Bls:
 
     def is_model_ready(self, name: str, version: str) -> bool:
         """See the API."""
+        self._check_process()
         if self._peers is None:
             return False
         try:
@@ -199,11 +202,20 @@ class Bls:
         self.open = False
         self._loop.stop()
 
+    def _check_process(self) -> None:
+        """A fork has the memory of this process and none of its threads: whoever asked there would wait for ever."""
+        if os.getpid() != self._process:
+            raise TritonModelException(
+                "BLS is only supported in the process of the server, not in one that the model has started."
+            )
+
     def _check_open(self) -> None:
+        self._check_process()
         if not self.open:
             raise TritonModelException("BLS is only supported during the 'execute' function.")
 
     def _change(self, change: Any) -> None:
+        self._check_process()
         if self._peers is None:
             raise TritonModelException("This server does not let models load or unload others.")
         try:
