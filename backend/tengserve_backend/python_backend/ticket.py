@@ -209,7 +209,9 @@ class Ticket:
         """End the request with an error; `at_once` also before requests whose answers go first."""
         if not self._ended:
             self._count_response(ResponseEnd.FAILED, time.monotonic_ns())
-        self._end(error, End.CANCELLED if self._cancelled else End.FAILED, at_once=at_once)
+        # Its client may be there and be told that somebody else has cancelled it, as a sequence's other requests are.
+        cancelled = self._cancelled or isinstance(error, RequestAbortedError)
+        self._end(error, End.CANCELLED if cancelled else End.FAILED, at_once=at_once)
 
     def cancel(self) -> None:
         """Nobody waits any more. What runs learns of it through `is_cancelled`."""

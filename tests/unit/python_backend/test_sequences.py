@@ -296,6 +296,7 @@ async def test_a_request_that_goes_before_it_ran_ends_its_sequence(tmp_path: Pat
                 await asyncio.gather(first, return_exceptions=True)
                 with pytest.raises(RequestAbortedError, match=r"^\[request id: next\] a request of its sequence was"):
                     await second
+                assert m.statistics().cancel[0] == 2
             else:
                 with pytest.raises(DeadlineExceededError, match="Request timeout expired"):
                     await first
