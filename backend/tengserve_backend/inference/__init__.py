@@ -12,6 +12,7 @@ from tengserve_backend.inference.model import (
     TensorSpec,
 )
 from tengserve_backend.inference.request import (
+    Cancellation,
     InferRequest,
     InferResponse,
     InferTensor,
@@ -22,6 +23,7 @@ from tengserve_backend.inference.request import (
 
 __all__ = [
     "BatchStatistics",
+    "Cancellation",
     "Configured",
     "Datatype",
     "FailureReason",

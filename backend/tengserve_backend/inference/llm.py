@@ -8,9 +8,10 @@ the last one final; without it one response.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Final
@@ -162,6 +163,9 @@ class LlmTensorModel:
 
     async def _events(self, answer: _Answer) -> AsyncGenerator[TokenEvent]:
         generation = await self.engine.submit(answer.request)
+        if answer.cancellation is not None:
+            loop = asyncio.get_running_loop()
+            answer.cancellation.listen(lambda: _call_there(loop, generation.abort))
         answer.prompt_tokens = generation.prompt_tokens
         deadline = asyncio.get_running_loop().time() + answer.request.timeout_s + GRACE_S
         try:
@@ -230,6 +234,7 @@ class _Answer:
         wanted: set[str],
     ) -> None:
         self.request = generation
+        self.cancellation = request.cancellation
         self.options = options
         self._echo = generation.prompt if options.echoes() and isinstance(generation.prompt, str) else ""
         self._head = (model.name, model.version, request.request_id)
@@ -270,6 +275,11 @@ class _Answer:
                 return _numbers(name, Datatype.UINT32, [self.prompt_tokens])
             case _:
                 return _numbers(name, Datatype.UINT32, [len(events)])
+
+
+def _call_there(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
+    with contextlib.suppress(RuntimeError):  # The loop is closed: nobody reads.
+        loop.call_soon_threadsafe(call)
 
 
 def _check_names(request: InferRequest) -> None:

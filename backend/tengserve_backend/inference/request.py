@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tengserve_backend.inference.datatypes import Array, Datatype
@@ -77,6 +78,34 @@ class SequenceFlags:
     end: bool = False
 
 
+class Cancellation:
+    """Whoever made a request asks for its end, and reads on: the model may have a last word, and says when it is done.
+
+    Whoever reads no more closes the iterator of responses instead. Thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._asked = False
+        self._listener: Callable[[], None] | None = None
+
+    def ask(self) -> None:
+        """Ask for the end; harmless when asked again."""
+        with self._lock:
+            listener = None if self._asked else self._listener
+            self._asked = True
+        if listener is not None:
+            listener()
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Call it when the end is asked for, from any thread; at once if it was. The last one is told."""
+        with self._lock:
+            self._listener = listener
+            asked = self._asked
+        if asked:
+            listener()
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class InferRequest:
     """One infer request, checked against the protocol and not yet against the model.
@@ -90,6 +119,7 @@ class InferRequest:
         priority: 0 is the model's default; 1 is the highest.
         timeout_us: microseconds that the request may wait; 0 has no limit of its own.
         sequence: its flags.
+        cancellation: how its maker asks for its end, if it may.
     """
 
     model: str
@@ -101,6 +131,7 @@ class InferRequest:
     priority: int = 0
     timeout_us: int = 0
     sequence: SequenceFlags = SequenceFlags()
+    cancellation: Cancellation | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -8,6 +8,7 @@ import logging
 import os
 import threading
 from collections.abc import AsyncIterator, Coroutine, Mapping
+from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 from tengserve_backend.errors import (
@@ -17,7 +18,7 @@ from tengserve_backend.errors import (
     RequestError,
     TengserveError,
 )
-from tengserve_backend.inference import TensorModel
+from tengserve_backend.inference import Cancellation, InferRequest, TensorModel
 from tengserve_backend.inference.codes import triton_code
 from tengserve_backend.python_backend.api.errors import TritonError, TritonModelException
 from tengserve_backend.python_backend.api.messages import InferenceRequest, InferenceResponse
@@ -98,9 +99,10 @@ class BlsLoop:
 class ResponseIterator:
     """The responses of a decoupled model, as it makes them. Once they have all come, they can be iterated again."""
 
-    def __init__(self, loop: BlsLoop, responses: AsyncIterator[InferenceResponse]) -> None:
+    def __init__(self, loop: BlsLoop, responses: AsyncIterator[InferenceResponse], cancellation: Cancellation) -> None:
         self._loop = loop
         self._responses = responses
+        self._cancellation = cancellation
         self._seen: list[InferenceResponse] = []
         self._at = 0
         self._done = False
@@ -124,12 +126,8 @@ class ResponseIterator:
         return self._seen[self._at - 1]
 
     def cancel(self) -> None:
-        """The remaining responses are not wanted: instead of them comes one that says CANCELLED."""
-        if not self._done:
-            self._done = True
-            cancelled = TritonError("The request was cancelled by the model that made it.", TritonError.CANCELLED)
-            self._seen.append(InferenceResponse(error=cancelled))
-            self._loop.run(self._close())
+        """Ask the other model to end. What it still sends comes all the same; the last may be an error CANCELLED."""
+        self._cancellation.ask()
 
     def _see(self, response: InferenceResponse | None) -> None:
         if response is None:
@@ -139,11 +137,6 @@ class ResponseIterator:
 
     async def _next(self) -> InferenceResponse | None:
         return await anext(self._responses, None)
-
-    async def _close(self) -> None:
-        close = getattr(self._responses, "aclose", None)
-        if close is not None:
-            await close()
 
 
 class Bls:
@@ -165,14 +158,14 @@ class Bls:
         """See InferenceRequest.exec."""
         self._check_open()
         if decoupled:
-            return ResponseIterator(self._loop, self._responses(request, decoupled=True))
+            return self._iterator(request)
         return self._loop.run(self._single(request)).result()
 
     async def async_exec(self, request: InferenceRequest, *, decoupled: bool) -> InferenceResponse | ResponseIterator:
         """See InferenceRequest.async_exec."""
         self._check_open()
         if decoupled:
-            responses = ResponseIterator(self._loop, self._responses(request, decoupled=True))
+            responses = self._iterator(request)
             await responses.begin()
             return responses
         return await asyncio.wrap_future(self._loop.run(self._single(request)))
@@ -223,13 +216,17 @@ class Bls:
         except TengserveError as error:
             raise TritonModelException(error.message) from error
 
+    def _iterator(self, request: InferenceRequest) -> ResponseIterator:
+        cancellation = Cancellation()
+        asked = replace(request.to_infer(), cancellation=cancellation)
+        return ResponseIterator(self._loop, self._responses(asked, decoupled=True), cancellation)
+
     async def _single(self, request: InferenceRequest) -> InferenceResponse:
-        async for response in self._responses(request, decoupled=False):
+        async for response in self._responses(request.to_infer(), decoupled=False):
             return response
         return InferenceResponse(error=TritonError("An error occurred while performing BLS request."))
 
-    async def _responses(self, request: InferenceRequest, *, decoupled: bool) -> AsyncIterator[InferenceResponse]:
-        asked = request.to_infer()
+    async def _responses(self, asked: InferRequest, *, decoupled: bool) -> AsyncIterator[InferenceResponse]:
         try:
             model = self._find(asked.model, asked.version)
             if model.decoupled and not decoupled:

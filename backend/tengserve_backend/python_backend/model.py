@@ -293,12 +293,19 @@ class PythonModel:
         if self.failure:
             # It came too late for `_out_of_service` to see.
             ticket.fail(ModelNotReadyError(self.failure))
+        if request.cancellation is not None:
+            request.cancellation.listen(lambda: self._asked_to_end(ticket))
         timers = []
         if wait_s is not None:
             timers.append(ticket.loop.call_later(wait_s, self._queue.expire, ticket))
         if request.timeout_us and not self._queue.bounds_timeout(ticket):
             timers.append(ticket.loop.call_later(request.timeout_us / 1e6, self._deadline, ticket))
         return timers
+
+    def _asked_to_end(self, ticket: Ticket) -> None:
+        ticket.ask_to_end()
+        if self._queue.remove(ticket):
+            ticket.drop()
 
     def _deadline(self, ticket: Ticket) -> None:
         self._queue.remove(ticket)

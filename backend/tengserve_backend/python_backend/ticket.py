@@ -114,6 +114,7 @@ class Ticket:
         self._unread_bytes = 0
         self._waiter: asyncio.Future[None] | None = None
         self._cancelled = False
+        self._asked_to_end = False
         self._ended = False
         self._unread = False
         self._responses = 0
@@ -121,8 +122,8 @@ class Ticket:
 
     @property
     def cancelled(self) -> bool:
-        """Whether nobody waits for responses any more."""
-        return self._cancelled
+        """Whether nobody waits for responses any more, or its maker has asked for its end."""
+        return self._cancelled or self._asked_to_end
 
     @property
     def ended(self) -> bool:
@@ -219,9 +220,13 @@ class Ticket:
             self._cancelled = True
             self._tell_of_room()
 
+    def ask_to_end(self) -> None:
+        """Its maker wants it to end. What runs learns of it through `is_cancelled`, and what it still says is read."""
+        self._asked_to_end = True
+
     def drop(self) -> None:
         """End a cancelled request that no instance has."""
-        self._end(None, End.CANCELLED)
+        self._end(RequestAbortedError("The request was cancelled.") if self._asked_to_end else None, End.CANCELLED)
 
     def abandon(self, *, decoupled: bool, model: str, version: str) -> None:
         """End a request whose sender the model has forgotten. Takes no lock: it is called by the garbage collector."""

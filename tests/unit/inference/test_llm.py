@@ -10,9 +10,16 @@ import numpy as np
 import pytest
 
 from support.fake_engine import FakeEngine, tokens
-from tengserve_backend.errors import InvalidRequestError, OverloadedError
+from tengserve_backend.errors import InvalidRequestError, OverloadedError, RequestAbortedError
 from tengserve_backend.generation import Finish, FinishReason, TokenEvent, TokenLogprobs
-from tengserve_backend.inference import Datatype, InferRequest, InferResponse, InferTensor, RequestedOutput
+from tengserve_backend.inference import (
+    Cancellation,
+    Datatype,
+    InferRequest,
+    InferResponse,
+    InferTensor,
+    RequestedOutput,
+)
 from tengserve_backend.inference.llm import LlmTensorModel
 from tengserve_backend.inference.unary import AnswersWhole, closing, infer_once
 
@@ -47,6 +54,22 @@ async def test_the_whole_answer_repeats_the_prompt_unless_told_not_to() -> None:
     assert values(response) == {"text_output": [b"Say: Hello world"]}
     (response,) = await streamed(model, request(text("Say: "), number("exclude_input_in_output", True, Datatype.BOOL)))
     assert values(response) == {"text_output": [b"Hello world"]}
+
+
+async def test_a_request_that_its_maker_cancels_ends_with_an_error() -> None:
+    gate = asyncio.Event()
+    first, *further = tokens("Hello", " world")
+    engine = FakeEngine([first, gate, *further])
+    cancellation = Cancellation()
+    responses = LlmTensorModel(engine).infer(
+        request(text("Say: "), parameters={"stream": True}, cancellation=cancellation)
+    )
+    assert values(await anext(responses)) == {"text_output": [b"Hello"]}
+    cancellation.ask()
+    await engine.generations[0].aborted.wait()
+    gate.set()
+    with pytest.raises(RequestAbortedError):
+        await anext(responses)
 
 
 async def test_a_stream_has_a_response_a_token_and_the_last_is_final() -> None:

@@ -38,6 +38,23 @@ REPEAT = """
                     sender.send(pb_utils.InferenceResponse([made]))
                 sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 """
+# Says 1 until it is cancelled, then 0.
+UNTIL = """
+    import time
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            for request in requests:
+                sender = request.get_response_sender()
+                while not request.is_cancelled():
+                    sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.ones(1, np.float32))]))
+                    time.sleep(0.001)
+                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.zeros(1, np.float32))]))
+                error = pb_utils.TritonError("cancelled", pb_utils.TritonError.CANCELLED)
+                sender.send(pb_utils.InferenceResponse(error=error), pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
 CALLER = """
     import asyncio
     import threading
@@ -141,12 +158,42 @@ async def test_a_decoupled_model_is_read_as_it_answers(tmp_path: Path) -> None:
         "got = [[t.as_numpy().tolist() for t in r.output_tensors()] for r in asked.exec(decoupled=True)]\n"
         "again = self.call('repeat').exec(decoupled=True)\n"
         "next(again)\ncounts = [len(list(again)) for _ in range(3)]\n"
-        "some = self.call('repeat').exec(decoupled=True)\nnext(some)\nsome.cancel()\n"
-        "return self.answer([got, counts, [r.error().code().name for r in some]])",
+        "return self.answer([got, counts])",
     )
     with loaded(tmp_path) as models:
-        assert await said(models) == ["[[[2.0]], [[3.0]], []]", "[2, 3, 3]", "['CANCELLED']"]
+        assert await said(models) == ["[[[2.0]], [[3.0]], []]", "[2, 3, 3]"]
         assert await models["repeat"].drain(30)
+
+
+READ = """
+said = []
+for response in responses:
+    said.append(response.error().code().name if response.has_error() else response.output_tensors()[0].as_numpy()[0])
+    if len(said) == 2:
+        responses.cancel()
+return self.answer([said[0], said[1], *said[-2:]])
+"""
+
+
+@pytest.mark.parametrize(("define", "ask"), [("def", "{}.exec"), ("async def", "await {}.async_exec")])
+async def test_who_cancels_hears_what_the_other_model_still_says(tmp_path: Path, define: str, ask: str) -> None:
+    asked = ask.format("self.call('until')")
+    body = f"responses = {asked}(decoupled=True)\n{READ.strip()}"
+    calling(tmp_path, body, define=define)
+    write_model(tmp_path, "until", UNTIL, DECOUPLED)
+    with loaded(tmp_path) as models:
+        assert await said(models) == ["1.0", "1.0", "0.0", "CANCELLED"]
+
+
+async def test_a_request_that_is_cancelled_before_it_runs_ends(tmp_path: Path) -> None:
+    calling(
+        tmp_path,
+        "responses = self.call('until').exec(decoupled=True)\nresponses.cancel()\nresponses.cancel()\n"
+        "return self.answer([list(responses)[-1].error().code().name])",
+    )
+    write_model(tmp_path, "until", UNTIL, DECOUPLED)
+    with loaded(tmp_path) as models:
+        assert await said(models) == ["CANCELLED"]
 
 
 @pytest.mark.parametrize(
