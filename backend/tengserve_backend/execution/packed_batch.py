@@ -59,9 +59,13 @@ class PackedBatch:
     def context_slots(self, index: int) -> torch.Tensor:
         """int32 [context]: cache slots of all tokens of a sequence, in order. Made once a step, for all layers."""
         if not self._context_slots:
+            # Of the blocks that are used: the table is as wide as the longest sequence, whatever the others have.
+            used = [-(-context // self.block_size) for context in self.contexts]
+            blocks = torch.cat([row[:count] for row, count in zip(self.block_table, used, strict=True)])
             within = torch.arange(self.block_size, dtype=torch.int32, device=self.block_table.device)
-            slots = (self.block_table.unsqueeze(-1) * self.block_size + within).flatten(1)
-            self._context_slots.extend(row[:context] for row, context in zip(slots, self.contexts, strict=True))
+            slots = (blocks.unsqueeze(-1) * self.block_size + within).flatten()
+            rows = slots.split_with_sizes([count * self.block_size for count in used])
+            self._context_slots.extend(row[:context] for row, context in zip(rows, self.contexts, strict=True))
         return self._context_slots[index]
 
 

@@ -94,6 +94,17 @@ def test_chunks_and_decodes_over_scattered_pages_equal_the_formula(spec):
         torch.testing.assert_close(got[seq_id].double(), written_out(query, keys, values, spec), atol=2e-6, rtol=2e-5)
 
 
+def test_one_long_sequence_costs_the_others_no_slots():
+    long, short, block_size = 4096, 63, 16
+    parts = [ScheduledSequence(0, long - 1, (1,), tuple(range(long // block_size)), samples=True)]
+    parts += [ScheduledSequence(1 + n, 0, (1,), (long // block_size + n,), samples=True) for n in range(short)]
+    batch = packed(Step(0, tuple(parts)), block_size)
+    assert batch.context_slots(0).tolist() == list(range(long))
+    assert batch.context_slots(short).tolist() == [long + (short - 1) * block_size]
+    # All slots are in one storage: no more than each sequence's blocks have.
+    assert batch.context_slots(0).untyped_storage().nbytes() == 4 * (long + short * block_size)
+
+
 def test_a_packed_batch_says_where_everything_goes():
     step = Step(
         0,
