@@ -15,8 +15,9 @@ from tengserve_backend.engine.base import ModelInfo
 from tengserve_backend.engine.native import ModelDefaults, NativeEngine
 from tengserve_backend.engine.recovery import device_lost
 from tengserve_backend.errors import ConfigurationError, TengserveError
+from tengserve_backend.execution.attention.tier import AttentionTier
 from tengserve_backend.execution.choose import ForwardChoice, build_forward, choose_forward
-from tengserve_backend.execution.forward import compute
+from tengserve_backend.execution.forward import ModelForward, compute
 from tengserve_backend.execution.loader import (
     DTYPES,
     eos_token_ids,
@@ -98,6 +99,7 @@ def _load(
         model, device, vocab_size=vocab_size, dtype=dtype, portable=settings.attention == "portable"
     )
     limits = _limits(settings, text_config)
+    _check_tier(choice.attention, settings, longest=_longest(limits))
     batched_tokens = settings.max_batched_tokens or max(device.default_batched_tokens(), settings.max_batch_size)
     steps = SchedulerLimits(
         max_batched_tokens=batched_tokens, max_running=settings.max_batch_size, max_chunk_tokens=batched_tokens
@@ -184,6 +186,25 @@ def _longest(limits: ModelLimits) -> int:
     return min(limits.max_seq_len, limits.max_position_embeddings + 1)
 
 
+def _check_tier(tier: AttentionTier | None, settings: ModelSettings, *, longest: int) -> None:
+    """Refuse settings that the chosen attention cannot serve once the server is as busy as they allow.
+
+    Raises:
+        ConfigurationError: it cannot.
+    """
+    if tier is None:
+        return
+    for setting, asked, most, what in (
+        ("maxBatchSize", settings.max_batch_size, tier.limits.sequences, "sequences in a step"),
+        ("maxSeqLen", longest, tier.limits.context, "tokens of a sequence"),
+    ):
+        if most is not None and asked > most:
+            raise ConfigurationError(
+                f"{setting} allows {asked} {what}, but attention {tier.name} takes at most {most}; lower it, or set "
+                "attention to portable"
+            )
+
+
 def _activation_peak(
     choice: ForwardChoice,
     model: Any,
@@ -209,14 +230,20 @@ def _activation_peak(
         for index in range(sequences)
     )
 
+    kept: list[ModelForward] = []
+
     def largest_step() -> None:
         forward = build_forward(choice, model, total_blocks=sequences * blocks, device=device, dtype=dtype)
+        # It is still there when the peak is read: its cache is no activation, and may be far larger than these.
+        kept.append(forward)
         with torch.inference_mode():
             compute(forward, Step(-1, parts), device.upload)
-        for part in parts:
-            forward.release(part.seq_id)
 
-    return device.measure_peak(largest_step)
+    peak = device.measure_peak(largest_step)
+    if kept:
+        kept.clear()
+        device.release_memory()
+    return peak
 
 
 def _total_blocks(

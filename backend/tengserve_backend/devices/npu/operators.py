@@ -26,14 +26,18 @@ HALF_DTYPES = (torch.float16, torch.bfloat16)
 MASK_SIZE = 2048
 """Rows and columns of the one mask that causal attention takes, whatever the lengths."""
 
+MAX_BATCH = 4096
+"""Sequences that one call of attention takes."""
+
+MAX_DECODE_CONTEXT = 262144
+"""Tokens of a sequence that attention takes one query of."""
+
 _FLOATS = (*HALF_DTYPES, torch.float32)
 # Of packed queries over pages. 192 is there too, but not for values in pages; nothing else is.
 _HEAD_DIMS = (64, 128)
-_MAX_BATCH = 4096
 _MAX_HEADS = 256
 _MAX_GROUP = 64
 _MAX_PAGE_WIDTH = 65535
-_MAX_DECODE_CONTEXT = 262144
 _MAX_ROTARY_HEADS = 999
 _MAX_ROTARY_DIM = 894
 _MIN_NORM_BYTES = 32
@@ -204,7 +208,7 @@ def _check_lengths(
     name = Operator.ATTENTION
     size = keys.shape[1]
     sequences = len(query_ends)
-    _require(name, "sequences", 1 <= sequences <= _MAX_BATCH, "1 to {}", sequences, _MAX_BATCH)
+    _require(name, "sequences", 1 <= sequences <= MAX_BATCH, "1 to {}", sequences, MAX_BATCH)
     _require(name, "query ends", query_ends[-1] == total, "up to the {} queries", query_ends[-1], total)
     _require(name, "contexts", len(contexts) == sequences, "one for each of {} sequences", len(contexts), sequences)
     # These run in every layer of every step, so no Python code runs for an element.
@@ -213,10 +217,10 @@ def _check_lengths(
     spare = min(map(operator.sub, contexts, counts))
     _require(name, "context less its queries", spare >= 0, "at least 0", spare)
     longest = max(contexts)
-    if longest > _MAX_DECODE_CONTEXT:
+    if longest > MAX_DECODE_CONTEXT:
         decoding = max((context for context, count in zip(contexts, counts, strict=True) if count == 1), default=0)
         _require(
-            name, "context of a decode", decoding <= _MAX_DECODE_CONTEXT, "at most {}", decoding, _MAX_DECODE_CONTEXT
+            name, "context of a decode", decoding <= MAX_DECODE_CONTEXT, "at most {}", decoding, MAX_DECODE_CONTEXT
         )
     table = block_table.shape
     _require(name, "block table", len(table) == 2 and table[0] == sequences, "[{}, blocks]", table, sequences)

@@ -9,7 +9,7 @@ import torch
 from tengserve_backend.devices.npu import operators
 from tengserve_backend.devices.npu.family import NpuFamily
 from tengserve_backend.devices.npu.operators import Capabilities, Operator
-from tengserve_backend.execution.attention.tier import AttentionNeeds, AttentionSpec
+from tengserve_backend.execution.attention.tier import AttentionNeeds, AttentionSpec, TierLimits
 from tengserve_backend.execution.kv_tensors import LayerCache
 from tengserve_backend.execution.packed_batch import PackedBatch
 
@@ -27,6 +27,7 @@ class FusedPagedAttention:
     name = "npu-fused"
     # Prefill takes multiples of 128 to 512, decode multiples of 16, and 128 is what everybody runs.
     block_size = _BLOCK_SIZE
+    limits = TierLimits(sequences=operators.MAX_BATCH, context=operators.MAX_DECODE_CONTEXT)
 
     def __init__(self, device: torch.device) -> None:
         self._mask = _shared_mask(device)

@@ -20,6 +20,7 @@ class ObservedAttention:
         self._tier = tier
         self.name = tier.name
         self.block_size = tier.block_size
+        self.limits = tier.limits
         self._seen: list[tuple[int, AttentionSpec, LayerCache]] = []
 
     def write(self, pages: LayerCache, batch: PackedBatch, key: torch.Tensor, value: torch.Tensor) -> None:

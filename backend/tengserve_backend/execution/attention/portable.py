@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-from tengserve_backend.execution.attention.tier import AttentionSpec
+from tengserve_backend.execution.attention.tier import UNLIMITED, AttentionSpec
 from tengserve_backend.execution.kv_tensors import LayerCache
 from tengserve_backend.execution.packed_batch import PackedBatch, Span
 
@@ -21,6 +21,7 @@ class PortableAttention:
     """
 
     name = "portable"
+    limits = UNLIMITED
 
     def __init__(self, block_size: int = 16) -> None:
         self.block_size = block_size

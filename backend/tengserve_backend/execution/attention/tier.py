@@ -51,6 +51,22 @@ class AttentionNeeds:
     chunks: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class TierLimits:
+    """What one call of a tier takes at most; None where there is no limit.
+
+    Attributes:
+        sequences: in a step.
+        context: tokens of a sequence that decodes.
+    """
+
+    sequences: int | None = None
+    context: int | None = None
+
+
+UNLIMITED = TierLimits()
+
+
 class AttentionTier(Protocol):
     """One way to keep keys and values and to attend over them. The block size belongs to it: its kernels read pages."""
 
@@ -62,6 +78,11 @@ class AttentionTier(Protocol):
     @property
     def block_size(self) -> int:
         """Tokens a block."""
+        ...
+
+    @property
+    def limits(self) -> TierLimits:
+        """What a load with larger settings is refused for: it would fail under the load that it was made for."""
         ...
 
     def write(self, pages: LayerCache, batch: PackedBatch, key: torch.Tensor, value: torch.Tensor) -> None:
