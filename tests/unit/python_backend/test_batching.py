@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from support.python_models import IO, answer, ask, first_output, fp32, model, until
-from tengserve_backend.errors import ConfigurationError, DeadlineExceededError, OverloadedError
-from tengserve_backend.inference import FailureReason, InferRequest, InferResponse
+from tengserve_backend.errors import ConfigurationError, DeadlineExceededError, OverloadedError, RequestAbortedError
+from tengserve_backend.inference import Cancellation, FailureReason, InferRequest, InferResponse
 from tengserve_backend.python_backend import PythonModel
 
 # Answers with how many requests each call had. A request "block" waits until the file "go" is there.
@@ -208,6 +209,19 @@ async def test_a_client_that_leaves_the_queue_is_not_served(tmp_path: Path) -> N
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
             assert m.statistics().pending == m.pending() == 0
+        assert m.statistics().cancel[0] == 1
+        assert m.statistics().execution_count == 1
+
+
+async def test_a_waiting_request_whose_maker_asks_for_its_end_is_not_served(tmp_path: Path) -> None:
+    cancellation = Cancellation()
+    with model(tmp_path, CODE, config("")) as m:
+        async with blocked(tmp_path, m):
+            (task,) = await queued(m, replace(one(), cancellation=cancellation))
+            cancellation.ask()
+            with pytest.raises(RequestAbortedError):
+                await task
+            assert m.pending() == 0
         assert m.statistics().cancel[0] == 1
         assert m.statistics().execution_count == 1
 
