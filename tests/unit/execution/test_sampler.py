@@ -300,6 +300,21 @@ def test_tokens_that_the_model_reads_but_cannot_say_change_no_other_row():
     assert choose(LOGITS.repeat(3, 1), row(GREEDY), strange, row(replace(GREEDY, frequency_penalty=0.1))) == [0, 0, 0]
 
 
+def test_a_top_k_wider_than_the_logits_keeps_all():
+    # As of a model that reads more tokens than it has logits for.
+    logits = torch.randn(1, 512, generator=torch.Generator().manual_seed(2))
+    for top_p in (1.0, 0.9):
+        wide, all_kept = (replace(SAMPLING, top_k=top_k, top_p=top_p) for top_k in (700, 0))
+        assert sample(logits, [row(wide)]) == sample(logits, [row(all_kept)])
+
+
+def test_an_end_of_minus_one_is_no_token_of_a_neighbour():
+    # A row is a multiple of 512 wide, so the last token of the row before is right in front of the first one.
+    logits = torch.zeros(2, 512)
+    logits[:, -1] = 1.0
+    assert sample(logits, [row(GREEDY, biases={3: 0.5}), row(GREEDY, biases={-1: -math.inf})]) == [511, 511]
+
+
 def test_forbidden_tokens_are_not_chosen():
     forbidden = {0: -math.inf, 3: -math.inf}
     assert choose(LOGITS[None], row(GREEDY, biases=forbidden)) == [6]

@@ -61,7 +61,8 @@ def _add(
     """Places in the flat logits of token ids by row, and what [kinds, ids] is to happen there."""
     columns = np.concatenate(list(ids.values()))
     places = np.concatenate([row_ids + index * width for index, row_ids in ids.items()])
-    inside = columns < width
+    # Configurations have -1 where they mean no token.
+    inside = (columns >= 0) & (columns < width)
     return snapshot.add_integers(places[inside]), snapshot.add_floats(values[:, inside])
 
 

@@ -88,7 +88,8 @@ def lowest_kept(
         return limits, found
     top = largest(logits, filters.head)
     has_top_k = parameters.top_k > 0
-    kth = torch.where(has_top_k, top.gather(-1, (parameters.top_k - 1).clamp(min=0)), -math.inf)
+    # A model may read more tokens than it has logits for, and so may a top_k be wider than the row.
+    kth = torch.where(has_top_k, top.gather(-1, (parameters.top_k - 1).clamp(0, filters.head - 1)), -math.inf)
     if filters.top_p:
         # The softmax over the head alone, scaled to give its first token the probability that it has in the whole row.
         shares = torch.softmax((top - maxima) / parameters.temperatures, dim=-1)
