@@ -16,7 +16,7 @@ from tengserve_adapter.grpc.schema import Message, schema
 from tengserve_adapter.protocols.infer import select
 from tengserve_adapter.tensors.parameters import model_parameter, sort_out
 from tengserve_adapter.tensors.raw import decode_raw, element_count, encode_raw
-from tengserve_backend.errors import InvalidRequestError, UnsupportedError, shown
+from tengserve_backend.errors import GenerationFailedError, InvalidRequestError, UnsupportedError, shown
 from tengserve_backend.inference import (
     Datatype,
     InferRequest,
@@ -33,6 +33,12 @@ FINAL: Final = "triton_final_response"
 
 _SHARED_MEMORY: Final = "shared_memory_region"
 _INT64_MAX: Final = (1 << 63) - 1
+_RAW_CONTENT_TAG: Final = bytes([6 << 3 | 2])
+"""Field raw_output_contents of ModelInferResponse, a length and bytes."""
+_MAX_MESSAGE_BYTES: Final = (1 << 31) - 1
+"""Of protobuf."""
+
+_DATATYPES: Final = dict(Datatype.__members__)
 
 _CONTENTS: Final[Mapping[Datatype, str]] = {
     Datatype.BOOL: "bool_contents",
@@ -92,15 +98,54 @@ def decode_request(model: TensorModel, message: Message) -> Asked:
 
 def encode_response(model: TensorModel, request: InferRequest, response: InferResponse) -> Message:
     """The ModelInferResponse with the outputs that the request asked for."""
+    message, raw = _response(model, request, response)
+    message.raw_output_contents.extend(raw)
+    return message
+
+
+def serialize_response(model: TensorModel, request: InferRequest, response: InferResponse) -> bytes:
+    """The bytes of the message that `encode_response` makes.
+
+    The raw contents go behind the rest as they are, which is a message too: within one they would be copied twice.
+
+    Raises:
+        GenerationFailedError: a message cannot be so long.
+    """
+    message, raw = _response(model, request, response)
+    parts = [message.SerializeToString()]
+    for content in raw:
+        parts += (_RAW_CONTENT_TAG, _varint(len(content)), content)
+    if sum(map(len, parts)) > _MAX_MESSAGE_BYTES:
+        raise GenerationFailedError(
+            f"The answer of model '{shown(response.model)}' takes more than {_MAX_MESSAGE_BYTES} bytes, the most that a"
+            " message can have."
+        )
+    return b"".join(parts)
+
+
+def _varint(number: int) -> bytes:
+    groups = bytearray()
+    while number > 0x7F:
+        groups.append(number & 0x7F | 0x80)
+        number >>= 7
+    groups.append(number)
+    return bytes(groups)
+
+
+def _response(model: TensorModel, request: InferRequest, response: InferResponse) -> tuple[Message, list[bytes]]:
+    """The message without its raw contents, and these."""
     message = schema().messages["ModelInferResponse"](
         model_name=response.model, model_version=response.version, id=response.request_id
     )
-    _fill(message.parameters, response.parameters)
+    if response.parameters:
+        _fill(message.parameters, response.parameters)
+    raw: list[bytes] = []
     for tensor in select(request, response, model):
         output = message.outputs.add(name=tensor.name, datatype=tensor.datatype.value, shape=tensor.shape)
-        _fill(output.parameters, tensor.parameters)
-        message.raw_output_contents.append(encode_raw(tensor))
-    return message
+        if tensor.parameters:
+            _fill(output.parameters, tensor.parameters)
+        raw.append(encode_raw(tensor))
+    return message, raw
 
 
 def _inputs(message: Message) -> tuple[InferTensor, ...]:
@@ -113,13 +158,13 @@ def _inputs(message: Message) -> tuple[InferTensor, ...]:
         parameters = _parameters(entry.parameters)
         if _SHARED_MEMORY in parameters:
             raise UnsupportedError(f"input '{shown(name)}' is in shared memory, which this server does not serve")
-        if entry.datatype not in Datatype.__members__:
+        datatype = _DATATYPES.get(entry.datatype)
+        if datatype is None:
             raise InvalidRequestError(
                 f"datatype of input '{shown(name)}' must be one of {', '.join(Datatype.__members__)},"
                 f" got '{shown(entry.datatype)}'",
                 field=shown(name),
             )
-        datatype = Datatype[entry.datatype]
         if not raw:
             data = _typed(name, datatype, entry.shape, entry.contents)
         elif entry.HasField("contents") and entry.contents.ListFields():

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import grpc
 from google.protobuf import json_format
 
 from tengserve_adapter.control import ModelControl
 from tengserve_adapter.grpc.calls import INLINE_BYTES, Gate, of_message, parsed, unary
-from tengserve_adapter.grpc.codec import Asked, decode_request, encode_response
+from tengserve_adapter.grpc.codec import Asked, decode_request, serialize_response
 from tengserve_adapter.grpc.schema import INFERENCE, Message, message_class, parse, schema
 from tengserve_adapter.grpc.settings import GrpcSettings
 from tengserve_adapter.http.models import Models
@@ -26,9 +26,11 @@ from tengserve_backend.errors import (
     UnsupportedError,
     shown,
 )
-from tengserve_backend.inference import InferResponse, TensorModel
+from tengserve_backend.inference import InferRequest, InferResponse, TensorModel
 from tengserve_backend.inference.request import larger_than
 from tengserve_backend.inference.unary import infer_once
+
+_T = TypeVar("_T")
 
 _CONFIG: Final = "config"
 _FILE: Final = "file:"
@@ -153,7 +155,7 @@ class InferenceService:
             text = f"Request for unknown model: '{shown(name)}'{which} is not found"
             raise ModelNotFoundError(text, field="model") from error
 
-    async def _model_infer(self, data: bytes, context: grpc.aio.ServicerContext) -> Message:
+    async def _model_infer(self, data: bytes, context: grpc.aio.ServicerContext) -> bytes:
         with self._infers.enter(), self.held.enter(len(data)):
             work = (await self.read(data, context)).work
             if isinstance(work, Exception):
@@ -161,7 +163,8 @@ class InferenceService:
             model, asked = work
             if model.decoupled and self._settings.strict_decoupled:
                 raise UnsupportedError("ModelInfer RPC doesn't support models with decoupled transaction policy")
-            return await encoded(model, asked, await infer_once(model, asked.request))
+            response = await infer_once(model, asked.request)
+            return await encoded(serialize_response, model, asked, response)
 
     async def _server_live(self, request: Message) -> Message:
         return self._messages["ServerLiveResponse"](live=_holds(self._served.check_live))
@@ -282,11 +285,16 @@ class InferenceService:
         return response
 
 
-async def encoded(model: TensorModel, asked: Asked, response: InferResponse) -> Message:
-    """The message of a response, made in a worker thread when it is big."""
+async def encoded(
+    encode: Callable[[TensorModel, InferRequest, InferResponse], _T],
+    model: TensorModel,
+    asked: Asked,
+    response: InferResponse,
+) -> _T:
+    """What `encode` makes of a response, in a worker thread when it is big."""
     if not larger_than(response.outputs, INLINE_BYTES):
-        return encode_response(model, asked.request, response)
-    return await asyncio.to_thread(encode_response, model, asked.request, response)
+        return encode(model, asked.request, response)
+    return await asyncio.to_thread(encode, model, asked.request, response)
 
 
 def _texts(metadata: Iterable[tuple[str, str | bytes]]) -> Iterator[tuple[str, str]]:

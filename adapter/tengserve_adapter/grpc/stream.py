@@ -16,7 +16,7 @@ from typing import Final
 import grpc
 
 from tengserve_adapter.grpc.calls import ClientGoneError, Gate, counted, fail, write
-from tengserve_adapter.grpc.codec import FINAL, Asked
+from tengserve_adapter.grpc.codec import FINAL, Asked, encode_response
 from tengserve_adapter.grpc.schema import Message, schema
 from tengserve_adapter.grpc.service import Incoming, InferenceService, encoded, says_only_final
 from tengserve_adapter.grpc.settings import GrpcSettings
@@ -156,14 +156,14 @@ class _Stream:
                 ended = response.final
                 if model.decoupled and says_only_final(response) and not asked.empty_final:
                     continue
-                message = await encoded(model, asked, response)
+                message = await encoded(encode_response, model, asked, response)
                 if before is not None:
                     await before.wait()
                 await self._write_response(message, final=response.final or not model.decoupled)
         if not ended and model.decoupled and asked.empty_final:
             request = asked.request
             empty = InferResponse(model.name, model.version, request.request_id, outputs=())
-            await self._write_response(await encoded(model, asked, empty), final=True)
+            await self._write_response(await encoded(encode_response, model, asked, empty), final=True)
 
     async def _write_response(self, message: Message, *, final: bool) -> None:
         message.parameters[FINAL].bool_param = final

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Final
 
 from tengserve_backend.errors import InvalidRequestError, shown
@@ -31,6 +32,9 @@ class RequestParameters:
     binary_data_output: bool = False
 
 
+_NONE: Final = RequestParameters(MappingProxyType({}))
+
+
 def sort_out(given_parameters: Mapping[str, object]) -> RequestParameters:
     """The parameters of a request by meaning.
 
@@ -38,7 +42,7 @@ def sort_out(given_parameters: Mapping[str, object]) -> RequestParameters:
         InvalidRequestError: a value of the wrong type, or a reserved name.
     """
     if not given_parameters:
-        return RequestParameters({})
+        return _NONE
     if len(given_parameters) > MAX_PARAMETERS:
         raise InvalidRequestError(f"a request has at most {MAX_PARAMETERS} parameters, got {len(given_parameters)}")
     rest = dict(given_parameters)

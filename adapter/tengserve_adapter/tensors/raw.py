@@ -44,9 +44,13 @@ def decode_raw(name: str, datatype: Datatype, shape: Sequence[int], data: bytes 
 
 
 def encode_raw(tensor: InferTensor) -> bytes:
-    """The bytes of a tensor."""
+    """The bytes of a tensor; no copy where they are what its array lies in."""
     if tensor.datatype is not Datatype.BYTES:
-        return tensor.data.tobytes()
+        data = tensor.data
+        memory: object = data.base
+        if isinstance(memory, bytes) and len(memory) == data.nbytes and data.flags.c_contiguous:
+            return memory
+        return data.tobytes()
     parts: list[bytes] = []
     for element in tensor.data.ravel().tolist():
         content = element if isinstance(element, bytes) else str(element).encode()
@@ -60,17 +64,18 @@ def element_count(name: str, shape: Sequence[int]) -> int:
     Raises:
         InvalidRequestError: no tensor has such a shape.
     """
-    if (
-        len(shape) > _MAX_DIMENSIONS
-        or any(size < 0 for size in shape)
-        or math.prod(size or 1 for size in shape) > _MAX_ELEMENTS
-    ):
-        raise InvalidRequestError(
-            f"shape of input '{shown(name)}' must have at most {_MAX_DIMENSIONS} dimensions, none negative, and at most"
-            f" {_MAX_ELEMENTS} elements, got {shown(list(shape))}",
-            field=shown(name),
-        )
-    return math.prod(shape)
+    if len(shape) <= _MAX_DIMENSIONS:
+        count = math.prod(shape)
+        # The usual case, without a loop in Python. Below 1 a size may be negative, or hide one that is too large.
+        if 0 < count <= _MAX_ELEMENTS and min(shape, default=1) > 0:
+            return count
+        if all(size >= 0 for size in shape) and math.prod(size or 1 for size in shape) <= _MAX_ELEMENTS:
+            return count
+    raise InvalidRequestError(
+        f"shape of input '{shown(name)}' must have at most {_MAX_DIMENSIONS} dimensions, none negative, and at most"
+        f" {_MAX_ELEMENTS} elements, got {shown(list(shape))}",
+        field=shown(name),
+    )
 
 
 def _decode_bytes(name: str, count: int, data: bytes | memoryview) -> Array:

@@ -26,6 +26,9 @@ class Datatype(enum.Enum):
     BF16 = "BF16"
     BYTES = "BYTES"
 
+    # Members are what they are: Enum's own hash calls Python code, in each look-up of every tensor.
+    __hash__ = object.__hash__
+
     @property
     def dtype(self) -> np.dtype[np.generic]:
         """What an array of this datatype has: object (of bytes) for BYTES, and for BF16 uint16 with its bits."""

@@ -43,10 +43,12 @@ class InferTensor:
 
 def larger_than(tensors: Sequence[InferTensor], limit_bytes: int) -> bool:
     """Whether tensors together take more memory than this; quick, however many elements they have."""
+    size, texts = 0, False
+    for tensor in tensors:
+        size += tensor.data.nbytes
+        texts = texts or tensor.datatype is Datatype.BYTES
     # Long texts are only counted where there are few of them.
-    return sum(tensor.data.nbytes for tensor in tensors) > limit_bytes or (
-        sum(tensor.size_bytes for tensor in tensors) > limit_bytes
-    )
+    return size > limit_bytes or (texts and sum(tensor.size_bytes for tensor in tensors) > limit_bytes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -37,19 +37,16 @@ async def closing(responses: AsyncIterator[InferResponse]) -> AsyncIterator[Asyn
             await close()
 
 
-async def infer_once(model: TensorModel, request: InferRequest) -> InferResponse:
-    """The model's response; those of a decoupled model are joined.
+def infer_once(model: TensorModel, request: InferRequest) -> Coroutine[Any, Any, InferResponse]:
+    """The model's response, to be awaited; those of a decoupled model are joined.
 
     Raises:
         GenerationFailedError: there was none, or too much to join.
         TengserveError: the model's own.
     """
     # No isinstance: with a protocol it takes longer than a small request does.
-    whole = getattr(model, "infer_whole", None)
-    if whole is not None:
-        response: InferResponse = await whole(request)
-        return response
-    return await infer_joined(model, request)
+    whole: Callable[[InferRequest], Coroutine[Any, Any, InferResponse]] | None = getattr(model, "infer_whole", None)
+    return infer_joined(model, request) if whole is None else whole(request)
 
 
 async def infer_joined(model: TensorModel, request: InferRequest) -> InferResponse:

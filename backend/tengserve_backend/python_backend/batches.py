@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterable
 
@@ -39,9 +40,11 @@ class BatchPlanner:
 
         No candidate is skipped, so an odd shape ends a batch. None seconds is at once.
         """
+        batching = self._batching
+        if batching is None:
+            return list(itertools.islice(candidates, 1)), None
         batch: list[Ticket] = []
         size, preferred, complete = 0, 0, False
-        batching = self._batching
         for ticket in candidates:
             if batch:
                 grown = size + ticket.batch
@@ -52,11 +55,9 @@ class BatchPlanner:
                     preferred = len(batch)
             batch.append(ticket)
             size += ticket.batch
-            if batching is None:
-                return batch, None
             if size in batching.preferred_sizes:
                 preferred = len(batch)
-        if not batch or batching is None:
+        if not batch:
             return [], None
         waited_ns = time.monotonic_ns() - min(ticket.times.enqueued for ticket in batch)
         waits = waited_ns < batching.max_delay_ns

@@ -20,7 +20,8 @@ class _Duration:
 
     def add(self, ns: int) -> None:
         self.count += 1
-        self.ns += max(0, ns)
+        if ns > 0:
+            self.ns += ns
 
     def pair(self) -> tuple[int, int]:
         return self.count, self.ns
@@ -94,7 +95,9 @@ class Counters:
             times: of any of its requests.
         """
         with self._lock:
-            counted = self._batches.setdefault(batch, _Batch())
+            counted = self._batches.get(batch)
+            if counted is None:
+                counted = self._batches[batch] = _Batch()
             counted.count += 1
             counted.input_ns += times.called - times.taken
             counted.infer_ns += times.returned - times.called
@@ -133,14 +136,15 @@ class Counters:
         """A request got everything that the model had to say."""
         now = time.monotonic_ns()
         returned = times.returned or now
+        durations = self._durations
         with self._lock:
             self._inferences += batch
             self._last_ms = time.time_ns() // 1_000_000
-            self._durations["success"].add(now - times.enqueued)
-            self._durations["queue"].add(times.taken - times.enqueued)
-            self._durations["compute_input"].add(times.called - times.taken)
-            self._durations["compute_infer"].add(returned - times.called)
-            self._durations["compute_output"].add(now - returned)
+            durations["success"].add(now - times.enqueued)
+            durations["queue"].add(times.taken - times.enqueued)
+            durations["compute_input"].add(times.called - times.taken)
+            durations["compute_infer"].add(returned - times.called)
+            durations["compute_output"].add(now - returned)
 
     def failed(self, times: RequestTimes, reason: FailureReason) -> None:
         """A request got an error."""

@@ -312,9 +312,8 @@ class Instance:
         for response, sender, ticket in zip(returned, senders, tickets, strict=True):
             if response is None:
                 continue
-            if sender.closed():
+            if not sender.close():
                 raise _ApiError("Unable to send response. Response sender has been closed.")
-            sender.close()
             response.answer(ticket, setup.model, setup.version, final=True)
 
     def _fail(self, tickets: list[Ticket], senders: list[InferenceResponseSender], error: BaseException) -> None:
@@ -374,7 +373,7 @@ def _returned_in_decoupled_mode(instance: str) -> _ApiError:
 
 
 def _batch_size(tickets: list[Ticket]) -> int:
-    return sum(ticket.batch for ticket in tickets)
+    return sum([ticket.batch for ticket in tickets])
 
 
 def _serve_loop(loop: asyncio.AbstractEventLoop) -> None:

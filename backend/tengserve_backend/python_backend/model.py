@@ -262,7 +262,7 @@ class PythonModel:
             # It may have its answer already, and hang behind others that do not.
             raise DeadlineExceededError(TIMEOUT_EXPIRED) from None
 
-    def _let_go(self, ticket: Ticket, timers: list[asyncio.TimerHandle]) -> None:
+    def _let_go(self, ticket: Ticket, timers: Sequence[asyncio.TimerHandle]) -> None:
         """Nobody reads on."""
         for timer in timers:
             timer.cancel()
@@ -272,7 +272,7 @@ class PythonModel:
                 ticket.drop()
         self._left(ticket)
 
-    def _admit(self, ticket: Ticket) -> list[asyncio.TimerHandle]:
+    def _admit(self, ticket: Ticket) -> Sequence[asyncio.TimerHandle]:
         request = ticket.request
         with self._lock:
             if self._failure:
@@ -295,6 +295,8 @@ class PythonModel:
             ticket.fail(ModelNotReadyError(self.failure))
         if request.cancellation is not None:
             request.cancellation.listen(lambda: self._asked_to_end(ticket))
+        if wait_s is None and not request.timeout_us:
+            return ()
         timers = []
         if wait_s is not None:
             timers.append(ticket.loop.call_later(wait_s, self._queue.expire, ticket))

@@ -7,6 +7,7 @@ is taken from the front and never skips a request, so an odd shape ends a batch 
 from __future__ import annotations
 
 import collections
+import itertools
 import threading
 import time
 from collections.abc import Iterator
@@ -83,10 +84,12 @@ class _Level:
         return len(self.waiting) + len(self.delayed)
 
     def __iter__(self) -> Iterator[Ticket]:
-        yield from self.waiting
-        yield from self.delayed
+        return itertools.chain(self.waiting, self.delayed) if self.delayed else iter(self.waiting)
 
     def remove(self, ticket: Ticket) -> bool:
+        if self.waiting and self.waiting[0] is ticket:
+            self.waiting.popleft()
+            return True
         for line in (self.waiting, self.delayed):
             if ticket in line:
                 line.remove(ticket)
@@ -108,6 +111,7 @@ class RequestQueue:
         levels = range(1, batching.priority_levels + 1) if batching.priority_levels else (0,)
         self._levels = {level: _Level(batching.level_policies.get(level, batching.default_policy)) for level in levels}
         self._default_level = batching.default_level if batching.priority_levels else 0
+        self._may_expire = False
         self._changed = threading.Condition()
         self._closed = False
 
@@ -132,6 +136,7 @@ class RequestQueue:
                     request_label(ticket.request.request_id) + QUEUE_FULL, retry_after_s=RETRY_AFTER_S
                 )
             level.waiting.append(ticket)
+            self._may_expire = self._may_expire or timeout_us > 0
             self._changed.notify_all()
         return timeout_us / 1e6 if timeout_us else None
 
@@ -160,8 +165,9 @@ class RequestQueue:
         """See Waiting."""
         with self._changed:
             while not self._closed:
-                self._apply_timeouts()
-                batch, wait_s = self._planner.plan(one for level in self._levels.values() for one in level)
+                if self._may_expire:
+                    self._apply_timeouts()
+                batch, wait_s = self._planner.plan(itertools.chain.from_iterable(self._levels.values()))
                 if batch and wait_s is None:
                     now = time.monotonic_ns()
                     for ticket in batch:

@@ -9,6 +9,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
+from typing import TypeGuard
 
 from tengserve_backend.errors import (
     DeadlineExceededError,
@@ -148,9 +149,9 @@ class Ticket:
             with self._lock:
                 if self._items:
                     item = self._items.popleft()
-                    if isinstance(item, InferResponse):
+                    if _takes_room(item):
                         self._unread_bytes -= _size(item)
-                    self._tell_of_room()
+                        self._tell_of_room()
                     return item
                 if self.loop.time() >= deadline:
                     raise TimeoutError
@@ -177,8 +178,9 @@ class Ticket:
             return
         sent = time.monotonic_ns()
         if response.final:
-            empty = not response.outputs and not response.parameters
-            self._count_response(ResponseEnd.EMPTY if empty else ResponseEnd.SUCCEEDED, sent)
+            if self._counters.per_response:
+                empty = not response.outputs and not response.parameters
+                self._count_response(ResponseEnd.EMPTY if empty else ResponseEnd.SUCCEEDED, sent)
             self._end(response, End.CANCELLED if self._cancelled else End.SUCCEEDED)
             return
         if not self._wait_for_room():
@@ -248,7 +250,7 @@ class Ticket:
             return
         with self._lock:
             self._items.append(item)
-            if isinstance(item, InferResponse):
+            if _takes_room(item):
                 self._unread_bytes += _size(item)
             waiter, self._waiter = self._waiter, None
         if waiter is not None:
@@ -321,6 +323,11 @@ def _in_event_loop() -> bool:
     except RuntimeError:
         return False
     return True
+
+
+def _takes_room(item: _Item) -> TypeGuard[InferResponse]:
+    """Whether it counts as unread: nothing comes after the last one that would have to wait for room."""
+    return isinstance(item, InferResponse) and not item.final
 
 
 def _size(response: InferResponse) -> int:

@@ -149,7 +149,7 @@ def is_engine(model: Engine | TensorModel) -> TypeGuard[Engine]:
 
 def takes_tensors(model: Engine | TensorModel) -> TypeGuard[TensorModel]:
     """The opposite of `is_engine`."""
-    return not is_engine(model)
+    return hasattr(model, "infer")
 
 
 def unanswered(model: Engine | TensorModel) -> int:

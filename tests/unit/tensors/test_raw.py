@@ -3,9 +3,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tengserve_adapter.tensors.raw import decode_raw, encode_raw
+from tengserve_adapter.tensors.raw import decode_raw, element_count, encode_raw
 from tengserve_backend.errors import InvalidRequestError
 from tengserve_backend.inference import Datatype, InferTensor
+from tengserve_backend.inference.datatypes import Array
 
 
 @pytest.mark.parametrize("datatype", [datatype for datatype in Datatype if datatype is not Datatype.BYTES])
@@ -52,3 +53,36 @@ def test_wrong_bytes_are_refused(datatype: Datatype, shape: tuple[int, ...], dat
         decode_raw("x", datatype, shape, data)
     assert complaint in refused.value.message
     assert refused.value.field == "x"
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (np.ndarray((2, 2), np.uint8, b"abcd"), b"abcd"),
+        (np.ndarray((2, 2), np.uint8, b"abcd").T, b"acbd"),
+        (np.ndarray(4, np.uint8, b"abcd")[1:3], b"bc"),
+        (np.ndarray(4, np.uint8, b"abcd")[::-1], b"dcba"),
+        (np.ndarray(2, np.uint8, b"abcd"), b"ab"),
+        (np.ndarray((2, 0), np.uint8, b""), b""),
+    ],
+)
+def test_elements_that_lie_in_bytes_are_those_that_the_array_shows(data: Array, expected: bytes) -> None:
+    assert encode_raw(InferTensor("x", Datatype.UINT8, data)) == expected
+
+
+def test_elements_that_lie_in_bytes_are_not_copied() -> None:
+    memory = bytes(range(8))
+    assert encode_raw(InferTensor("x", Datatype.UINT16, np.ndarray((2, 2), np.uint16, memory))) is memory
+
+
+@pytest.mark.parametrize(
+    ("shape", "count"), [((), 1), ((2, 3), 6), ((0,), 0), ((0, 2**48), 0), ([1] * 32, 1), ((2**48,), 2**48)]
+)
+def test_elements_are_counted(shape: tuple[int, ...], count: int) -> None:
+    assert element_count("x", shape) == count
+
+
+@pytest.mark.parametrize("shape", [(-1,), (-1, -1), (-2, 0), (0, 2**48 + 1), (2**48 + 1,), [1] * 33, [2**62] * 4096])
+def test_shapes_that_no_tensor_has(shape: tuple[int, ...]) -> None:
+    with pytest.raises(InvalidRequestError, match="at most 32 dimensions, none negative"):
+        element_count("x", shape)

@@ -39,6 +39,9 @@ class InferenceTrace:
         return None
 
 
+_NO_TRACE = InferenceTrace()
+
+
 def checked_parameters(parameters: Mapping[str, Any] | None) -> dict[str, ParameterValue]:
     """A model's parameters as a dict.
 
@@ -73,9 +76,9 @@ class InferenceResponse:
         parameters: Mapping[str, Any] | None = None,
     ) -> None:
         tensors = list(output_tensors)
-        if any(tensor is None for tensor in tensors):
-            raise TritonModelException("Output tensor for inference response should not be empty.")
         if not all(isinstance(tensor, Tensor) for tensor in tensors):
+            if any(tensor is None for tensor in tensors):
+                raise TritonModelException("Output tensor for inference response should not be empty.")
             raise TypeError("InferenceResponse takes output_tensors of type Tensor")
         if error is not None and not isinstance(error, TritonError):
             raise TypeError("InferenceResponse takes an error of type TritonError")
@@ -118,8 +121,11 @@ class InferenceResponse:
         if self._error is not None:
             ticket.fail(ModelExecutionError(self._error.message()[:MAX_MESSAGE_CHARS], code=self._error.code()))
             return
-        wanted = {output.name for output in ticket.request.outputs}
-        outputs = tuple(tensor.to_infer() for tensor in self._output_tensors if not wanted or tensor.name() in wanted)
+        tensors = self._output_tensors
+        if ticket.request.outputs:
+            wanted = {output.name for output in ticket.request.outputs}
+            tensors = [tensor for tensor in tensors if tensor.name() in wanted]
+        outputs = tuple([tensor.to_infer() for tensor in tensors])
         if ticket.reshapes:
             try:
                 outputs = tuple(
@@ -212,7 +218,7 @@ class InferenceRequest:
         made._inputs = [Tensor.from_infer(tensor) for tensor in request.inputs]
         made._flags = SEQUENCE_START * request.sequence.start | SEQUENCE_END * request.sequence.end
         made._preferred_memory = None
-        made._trace = InferenceTrace()
+        made._trace = _NO_TRACE
         made._sender = sender
         made._ticket = ticket
         made.asked_for_sender = False

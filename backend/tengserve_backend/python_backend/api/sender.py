@@ -77,14 +77,20 @@ class InferenceResponseSender:
         return self._ticket.cancelled
 
     def closed(self) -> bool:
-        """Whether it may send no more; not part of the API. That the request has ended meanwhile is not its fault."""
+        """Whether it may send no more; not part of the API."""
         with self._lock:
             return self._closed
 
-    def close(self) -> None:
-        """Refuse further responses; not part of the API."""
+    def close(self) -> bool:
+        """Refuse further responses; not part of the API.
+
+        Returns:
+            Whether it did not before. That the request has ended meanwhile is not the sender's fault.
+        """
         with self._lock:
+            was_open = not self._closed
             self._closed = True
+            return was_open
 
     def __del__(self) -> None:
         # Runs on any thread, wherever the collector happens to be; so it takes no lock, and leaves the rest to the

@@ -77,9 +77,10 @@ class Tensor:
         if self._datatype is Datatype.BYTES:
             data: Array = np.empty(self._array.shape, np.object_)
             data.reshape(-1)[:] = [self._as_bytes(element) for element in self._array.reshape(-1).tolist()]
+            data.flags.writeable = False
         else:
-            data = np.array(self._array, order="C", copy=True)
-        data.flags.writeable = False
+            # In bytes, which are sent as they are.
+            data = np.ndarray(self._array.shape, self._array.dtype, self._array.tobytes())
         return InferTensor(self._name, self._datatype, data)
 
     def name(self) -> str:
