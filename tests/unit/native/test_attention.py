@@ -1,4 +1,4 @@
-"""The paged attention of the CPU against the portable tier in float32: any window, chunk, cap, sinks, heads and ratio."""
+"""The CPU's paged attention against the portable tier in float32: any window, chunk, cap, sinks, heads and ratio."""
 
 from __future__ import annotations
 

@@ -6,6 +6,11 @@
 #include <cstring>
 #include <string>
 
+#if defined(__x86_64__) && defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 namespace tengserve {
 namespace {
 
@@ -25,11 +30,22 @@ bool has_avx512() {
 bool has_avx512_bf16() {
   return has_avx512() && __builtin_cpu_supports("avx512bf16");
 }
+bool has_amx() {
+#ifdef __linux__
+  // A process asks the system for the tiles' registers once, for all its threads; older systems know no such call.
+  constexpr long kRequest = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM
+  return has_avx512_bf16() && __builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("amx-bf16") &&
+         syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
+#else
+  return false;
+#endif
+}
 #endif
 
 // Best first.
 const Candidate kCandidates[] = {
 #ifdef __x86_64__
+    {&kAmx, has_amx},
     {&kAvx512Bf16, has_avx512_bf16},
     {&kAvx512, has_avx512},
     {&kAvx2, has_avx2},

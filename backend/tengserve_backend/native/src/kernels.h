@@ -68,8 +68,7 @@ struct AttentionKernels {
 // Rows of x times one panel of a packed weight. The panel is [in][32] in float32, and [in / 2][32][2] in bfloat16.
 template <typename T>
 struct LinearTask {
-  const void* x;     // [rows][in], as LinearKernel::wants says; for bfloat16 `in` is even
-  int64_t x_stride;  // elements between rows
+  const void* x;  // [rows][in]; for bfloat16 as the Level's bf16_rows says, from a tile's first row on
   int64_t rows;
   int64_t in;
   const T* panel;
@@ -96,11 +95,17 @@ struct Kernels {
   RowKernels<T> row;
 };
 
+// How the linear of bfloat16 reads x; zeros follow where `in` is no multiple.
+enum class Bf16Rows {
+  kFloat32,  // [rows][in] in float32, in a multiple of 2
+  kPairs,    // [rows][in], likewise
+  kTiles,    // [rows / 16][in / 32][16][32]
+};
+
 struct Level {
   const char* name;
   int tile_rows;  // of an attention tile, at most
-  // Whether the linear of bfloat16 reads x in bfloat16; otherwise in float32.
-  bool multiplies_bf16;
+  Bf16Rows bf16_rows;
   Kernels<float> f32;
   Kernels<Bf16> bf16;
 
@@ -119,7 +124,7 @@ inline const Kernels<Bf16>& Level::kernels<Bf16>() const {
 
 extern const Level kPortable;
 #ifdef __x86_64__
-extern const Level kAvx2, kAvx512, kAvx512Bf16;
+extern const Level kAvx2, kAvx512, kAvx512Bf16, kAmx;
 #endif
 
 }  // namespace tengserve

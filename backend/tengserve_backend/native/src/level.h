@@ -22,11 +22,11 @@ constexpr Kernels<T> make_kernels() {
 
 constexpr Level make_level(const char* name) {
 #ifdef __AVX512BF16__
-  constexpr bool kMultipliesBf16 = true;
+  constexpr Bf16Rows kRows = Bf16Rows::kPairs;
 #else
-  constexpr bool kMultipliesBf16 = false;
+  constexpr Bf16Rows kRows = Bf16Rows::kFloat32;
 #endif
-  return {name, kTileRows, kMultipliesBf16, make_kernels<float>(), make_kernels<Bf16>()};
+  return {name, kTileRows, kRows, make_kernels<float>(), make_kernels<Bf16>()};
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <cstring>
 
 #include "checks.h"
 #include "isa.h"
@@ -12,7 +13,7 @@
 namespace tengserve {
 namespace {
 
-// Rows of x that one task takes at most: with many threads and few panels there must be more tasks than panels.
+// Rows of x that one task takes at most, a multiple of a tile's: with many threads and few panels there must be more tasks than panels.
 constexpr int64_t kTaskRows = 96;
 // Multiplications of a call below which no second thread is woken.
 constexpr int64_t kWorthThreads = 1 << 15;
@@ -48,21 +49,42 @@ void pack(const T* weight, int64_t out, int64_t in, int64_t padded_in, T* packed
   });
 }
 
-// x as the kernel reads it: contiguous rows, of even length and in float32 where it wants that.
-at::Tensor prepare(const at::Tensor& x, int64_t in, const Level& level) {
-  if (x.scalar_type() == at::kFloat) return x.reshape({-1, in}).contiguous();
-  const at::Tensor rows = x.reshape({-1, in});
-  const auto dtype = level.multiplies_bf16 ? at::kBFloat16 : at::kFloat;
-  if (in % 2 == 0) return rows.to(dtype).contiguous();
+// Rows as tiles for the matrix unit. Rows that fill up the last tile are not read and stay as they are.
+at::Tensor as_tiles(const at::Tensor& rows) {
+  constexpr int64_t kHeight = 16, kWidth = 32;
+  const int64_t count = rows.size(0), in = rows.size(1), width = (in + kWidth - 1) / kWidth * kWidth;
+  at::Tensor tiles = at::empty({(count + kHeight - 1) / kHeight * kHeight, width}, rows.options());
+  const Bf16* from = memory<const Bf16>(rows);
+  Bf16* to = memory<Bf16>(tiles);
+  at::parallel_for(0, count, 64, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      Bf16* tile = to + row / kHeight * kHeight * width + row % kHeight * kWidth;
+      for (int64_t k = 0; k < width; k += kWidth, tile += kHeight * kWidth) {
+        const int64_t there = std::min(kWidth, in - k);
+        std::memcpy(tile, from + row * in + k, there * sizeof(Bf16));
+        std::memset(static_cast<void*>(tile + there), 0, (kWidth - there) * sizeof(Bf16));
+      }
+    }
+  });
+  return tiles;
+}
+
+// x [rows, in] as the kernel reads it; its second dimension is the kernel's `in`.
+at::Tensor prepare(const at::Tensor& x, int64_t in, Bf16Rows wanted) {
+  const at::Tensor rows = x.reshape({-1, in}).contiguous();
+  if (x.scalar_type() == at::kFloat) return rows;
+  if (wanted == Bf16Rows::kTiles) return as_tiles(rows);
+  const auto dtype = wanted == Bf16Rows::kPairs ? at::kBFloat16 : at::kFloat;
+  if (in % 2 == 0) return rows.to(dtype);
   at::Tensor padded = at::zeros({rows.size(0), in + 1}, rows.options().dtype(dtype));
   padded.narrow(1, 0, in).copy_(rows);
   return padded;
 }
 
 template <typename T>
-void multiply(const at::Tensor& x, const at::Tensor& packed, const T* bias, int64_t padded_in, int64_t out_features,
-              T* out) {
-  const int64_t rows = x.size(0), in = x.size(1), blocks = (rows + kTaskRows - 1) / kTaskRows;
+void multiply(const at::Tensor& x, int64_t rows, const at::Tensor& packed, const T* bias, int64_t padded_in,
+              int64_t out_features, T* out) {
+  const int64_t in = x.size(1), blocks = (rows + kTaskRows - 1) / kTaskRows;
   const char* const x_memory = memory<const char>(x);
   const T* const weight = memory<const T>(packed);
   const auto kernel = level().kernels<T>().linear;
@@ -74,7 +96,6 @@ void multiply(const at::Tensor& x, const at::Tensor& packed, const T* bias, int6
       const int64_t panel = task / blocks, row = task % blocks * kTaskRows, column = panel * kPanelColumns;
       LinearTask<T> own{};
       own.x = x_memory + row * in * x.element_size();
-      own.x_stride = in;
       own.rows = std::min(kTaskRows, rows - row);
       own.in = in;
       own.panel = weight + column * padded_in;
@@ -125,10 +146,10 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& packed, const std::opti
   sizes.back() = out_features;
   at::Tensor out = at::empty(sizes, x.options());
   if (out.numel() == 0) return out;
-  const at::Tensor rows = prepare(x, in_features, level());
+  const at::Tensor rows = prepare(x, in_features, level().bf16_rows);
   with_dtype(x, [&](auto t) {
     using T = decltype(t);
-    multiply<T>(rows, packed, bias ? memory<const T>(*bias) : nullptr, padded_in, out_features, memory<T>(out));
+    multiply<T>(rows, x.numel() / in_features, packed, bias ? memory<const T>(*bias) : nullptr, padded_in, out_features, memory<T>(out));
   });
   return out;
 }

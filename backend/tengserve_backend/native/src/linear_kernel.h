@@ -58,13 +58,26 @@ struct LinearTypes<Bf16> {
   static constexpr int64_t kStep = 2;
 };
 
+// One row's results from `column` on: the sums and the bias, as many of 16 as there are columns.
+template <typename T>
+inline void store_sums(const LinearTask<T>& task, int64_t row, int64_t column, Vec sums) {
+  T* to = task.out + row * task.out_stride + column;
+  const int64_t rest = task.columns - column;
+  if (rest >= kLanes) {
+    store(to, task.bias ? sums + load(task.bias + column) : sums);
+  } else {
+    const int width = static_cast<int>(rest);
+    store_first(to, task.bias ? sums + load_first(task.bias + column, width) : sums, width);
+  }
+}
+
 // R rows times kVecs * 16 columns from column0 on.
 template <typename T, int R, int kVecs>
 void linear_tile(const LinearTask<T>& task, int64_t row0, int64_t column0) {
   using Input = typename LinearTypes<T>::Input;
   constexpr int64_t kStep = LinearTypes<T>::kStep;
   const Input* x[R];
-  for (int r = 0; r < R; ++r) x[r] = static_cast<const Input*>(task.x) + (row0 + r) * task.x_stride;
+  for (int r = 0; r < R; ++r) x[r] = static_cast<const Input*>(task.x) + (row0 + r) * task.in;
   Vec out[R][kVecs];
   for (int r = 0; r < R; ++r) {
     for (int c = 0; c < kVecs; ++c) out[r][c] = zeros();
@@ -74,20 +87,8 @@ void linear_tile(const LinearTask<T>& task, int64_t row0, int64_t column0) {
     for (int c = 0; c < kVecs; ++c) __builtin_prefetch(reinterpret_cast<const char*>(step + c * kStep * kLanes) + kAhead);
     multiply_step<R, kVecs>(x, k, step, out);
   }
-  for (int c = 0; c < kVecs; ++c) {
-    const int64_t column = column0 + c * kLanes, rest = task.columns - column;
-    if (rest <= 0) break;
-    const int width = rest < kLanes ? static_cast<int>(rest) : kLanes;
-    const Vec bias = task.bias ? load_first(task.bias + column, width) : zeros();
-    for (int r = 0; r < R; ++r) {
-      T* to = task.out + (row0 + r) * task.out_stride + column;
-      const Vec value = task.bias ? out[r][c] + bias : out[r][c];
-      if (width == kLanes) {
-        store(to, value);
-      } else {
-        store_first(to, value, width);
-      }
-    }
+  for (int c = 0; c < kVecs && column0 + c * kLanes < task.columns; ++c) {
+    for (int r = 0; r < R; ++r) store_sums(task, row0 + r, column0 + c * kLanes, out[r][c]);
   }
 }
 
