@@ -87,6 +87,27 @@ def test_a_traceback_follows_its_record_marked() -> None:
     assert others[-2:] == ["  | ValueError: two", "  | lines"]
 
 
+def test_control_characters_of_an_exception_are_escaped() -> None:
+    try:
+        raise ValueError("a\x1b[31m\ud800\rb")
+    except ValueError:
+        record = logging.LogRecord("x", logging.ERROR, __file__, 1, "failed", None, sys.exc_info())
+    assert LineFormatter().format(record).endswith("\n  | ValueError: a\\x1b[31m\\ud800\n  | b")
+
+
+def test_a_text_of_any_length_makes_a_record_of_bounded_length() -> None:
+    try:
+        raise ValueError("\n" * 1_000_000 + "x" * 1_000_000)
+    except ValueError as error:
+        record = logging.LogRecord("x", logging.ERROR, __file__, 1, "it says %s", (error,), sys.exc_info())
+    formatted = LineFormatter().format(record)
+    assert len(formatted) < 250_000
+    assert " ERROR x: it says" in formatted
+    assert "characters are left out" in formatted
+    assert "Traceback" in formatted
+    assert formatted.endswith("xxx")
+
+
 @pytest.mark.parametrize(
     ("host", "pattern"),
     [("127.0.0.1", "http://127.0.0.1:"), ("0.0.0.0", "http://127.0.0.1:"), ("::1", "http://[::1]:")],

@@ -25,10 +25,15 @@ _NOISY = (
 )
 
 
+_MAX_CHARS = 32768
+"""Of a record's line, and of its traceback. What an exception says may be what a client sent, of any length."""
+
+
 class LineFormatter(logging.Formatter):
     """`2026-01-31T12:00:00.123 WARNING tengserve_adapter.server: text`, control characters in the text escaped.
 
-    Escaping keeps a client from writing log lines, or to the operator's terminal, on its own.
+    Escaping keeps a client from writing log lines, or to the operator's terminal, on its own. Of a text that is too
+    long the middle is left out.
     """
 
     def __init__(self) -> None:
@@ -36,14 +41,22 @@ class LineFormatter(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the name is logging's
         """The record's line."""
-        return one_line(super().formatMessage(record))
+        return one_line(_bounded(super().formatMessage(record)))
 
     def formatException(self, ei: object) -> str:  # noqa: N802 - the name is logging's
         """The traceback, each line marked as belonging to the record above."""
         if not isinstance(ei, tuple) or ei[1] is None:
             return ""
-        lines = "".join(traceback.format_exception(ei[1])).splitlines()
-        return "\n".join(f"  | {line}" for line in lines)
+        lines = _bounded("".join(traceback.format_exception(ei[1]))).splitlines()
+        return "\n".join(f"  | {one_line(line)}" for line in lines)
+
+
+def _bounded(text: str) -> str:
+    beyond = len(text) - _MAX_CHARS
+    if beyond <= 0:
+        return text
+    half = _MAX_CHARS // 2
+    return f"{text[:half]}... {beyond} characters are left out ...{text[-half:]}"
 
 
 class _WithoutClientMistakes(logging.Filter):

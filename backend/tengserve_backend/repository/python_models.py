@@ -10,6 +10,9 @@ from typing import Any
 from tengserve_backend.errors import ConfigurationError, shown
 from tengserve_backend.repository.sequence_batching import check_sequence_batching
 
+MAX_DIMENSIONS = 32
+"""Of a tensor with its batch dimension: what a request can have."""
+
 MODEL_FILE = "model.py"
 """The file in a version folder that has the class TritonPythonModel."""
 
@@ -68,6 +71,13 @@ def _check_tensors(kind: str, tensors: Any, file: str, *, batched: bool) -> None
         if not tensor.name or tensor.name in names:
             raise ConfigurationError(f'{kind} "{shown(tensor.name)}" needs a name of its own', file=file)
         names.add(tensor.name)
+        most = MAX_DIMENSIONS - batched
+        for field, dims in (("dims", tensor.dims), ("reshape", tensor.reshape.shape)):
+            if len(dims) > most:
+                raise ConfigurationError(
+                    f'{kind} "{shown(tensor.name)}": {field} must have at most {most} dimensions, not {len(dims)}',
+                    file=file,
+                )
         for dim in (*tensor.dims, *tensor.reshape.shape):
             if dim < -1 or dim == 0:
                 raise ConfigurationError(

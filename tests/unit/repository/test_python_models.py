@@ -95,6 +95,14 @@ def test_the_model_file_may_have_another_name(tmp_path: Path) -> None:
             'input [{ name: "B" data_type: TYPE_FP32 dims: [1] }] ' + control("START", "int32_false_true: [0, 1]"),
             'control_input "B" needs a name of its own',
         ),
+        (
+            f'input [{{ name: "B" data_type: TYPE_FP32 dims: {[2**62] * 9999} }}]',
+            "dims must have at most 32 dimensions",
+        ),
+        (
+            f'max_batch_size: 1 output [{{ name: "B" data_type: TYPE_FP32 dims: 1 reshape {{ shape: {[1] * 32} }} }}]',
+            "reshape must have at most 31 dimensions, not 32",
+        ),
         ("sequence_batching { oldest { max_candidate_sequences: 10001 } }", r"must be in \[0, 10000\], not 10001"),
         ("sequence_batching { direct { minimum_slot_utilization: 1.5 } }", r"must be in \[0, 1\], not 1.5"),
     ],
