@@ -111,11 +111,13 @@ def report(name: str, answers: list[Answer], wall_s: float) -> float:
 
 
 @contextlib.contextmanager
-def own_server(repository: Path) -> Iterator[str]:
-    """A server on a free port, ended afterwards."""
-    command = [sys.executable, "-m", "tengserve_adapter", "serve", "--http-port", "0", "--no-grpc"]
+def own_server(repository: Path, *flags: str, grpc: bool = False) -> Iterator[str]:
+    """A server on a free port, ended afterwards; its URL, or its HOST:PORT for gRPC."""
+    command = [sys.executable, "-m", "tengserve_adapter", "serve", "--http-port", "0", *flags]
+    command += ["--grpc-port", "0"] if grpc else ["--no-grpc"]
+    address = r"listens for gRPC on (\S+)" if grpc else r"listens on (http://\S+)"
     with started([*command, "--model-repository", str(repository)], "tengserve is ready") as lines:
-        found = re.search(r"listens on (http://\S+)", "\n".join(lines))
+        found = re.search(address, "\n".join(lines))
         if found is None:
             raise SystemExit("the server did not say where it listens")
         yield found[1]

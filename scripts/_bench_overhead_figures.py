@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from tengserve_adapter.bench.figures import percentile
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,16 +36,6 @@ class Sample:
     per_second: float
     p50_ms: float
     p99_ms: float
-
-
-def percentile(ordered: Sequence[float], share: float) -> float:
-    """The smallest value that at least this share of all are not above (nearest rank).
-
-    Args:
-        ordered: values in ascending order, at least one.
-        share: in (0, 1].
-    """
-    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
 
 def sample(latencies_s: Sequence[float], wall_s: float) -> Sample:

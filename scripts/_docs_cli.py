@@ -13,12 +13,14 @@ _HEAD = """# The command line
 
 ```
 tengserve serve --model-repository DIR [options]
+tengserve bench --url [DIALECT+]URL --tokenizer DIR [options]
 tengserve npu-selfcheck [--device npu:N] [--model-repository DIR [--model NAME] | --no-model]
 tengserve --version
 ```
 
-`npu-selfcheck` tries an Ascend NPU and prints a report ([NPUs](npu.md)); its status is 0 when all of it is right. The
-rest of this page is about `serve`.
+`bench` puts a load on running servers and tells how they did ([performance](performance.md)); `tengserve bench --help`
+lists its flags. `npu-selfcheck` tries an Ascend NPU and prints a report ([NPUs](npu.md)); its status is 0 when all of
+it is right. The rest of this page is about `serve`.
 
 `--model-repository` is required. `scripts/serve` takes the same flags and fills that one in, unless told otherwise:
 this folder's `model_repository`. There is no authentication, and TLS for gRPC only ([scope](scope.md)): whoever reaches

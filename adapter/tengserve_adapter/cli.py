@@ -1,4 +1,4 @@
-"""The command line: `tengserve serve`, `tengserve npu-selfcheck` and `tengserve --version`.
+"""The command line: `tengserve serve`, `tengserve bench`, `tengserve npu-selfcheck` and `tengserve --version`.
 
 Importing this module brings no torch, no transformers and no kserve: a mistake on the command line or in the model
 repository is told at once. Every mistake is one line on stderr and status 2; what fails at run time is status 1.
@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 
 from tengserve_adapter import npu_selfcheck
 from tengserve_adapter import settings as options
+from tengserve_adapter.bench import command as bench
 from tengserve_adapter.settings import ServerSettings
 from tengserve_backend.errors import ConfigurationError, one_line, shown
 
@@ -24,6 +25,8 @@ PROGRAM = "tengserve"
 _STDERR = 2
 USAGE_ERROR = 2
 RUN_ERROR = 1
+_OTHERS = {bench.COMMAND: bench.run, npu_selfcheck.COMMAND: npu_selfcheck.run}
+"""Every command but serve."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -32,9 +35,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser, serve_parser = build_parsers()
     arguments, unknown = parser.parse_known_args(sys.argv[1:] if argv is None else argv)
     if arguments.command is None:
-        parser.error(f"a command is missing: serve or {npu_selfcheck.COMMAND}")
-    if arguments.command == npu_selfcheck.COMMAND:
-        return _selfcheck(parser, arguments, unknown)
+        parser.error(f"a command is missing: serve, {' or '.join(_OTHERS)}")
+    if arguments.command in _OTHERS:
+        return _other(parser, arguments, unknown)
     if unknown:
         serve_parser.error(_unknown(unknown[0]))
     missing = [options.flag(name) for name in _required() if getattr(arguments, name) is None]
@@ -46,11 +49,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(error.message, USAGE_ERROR)
 
 
-def _selfcheck(parser: argparse.ArgumentParser, arguments: argparse.Namespace, unknown: Sequence[str]) -> int:
+def _other(parser: argparse.ArgumentParser, arguments: argparse.Namespace, unknown: Sequence[str]) -> int:
     if unknown:
         parser.error(f"unknown argument {shown(unknown[0])!r}")
     try:
-        return npu_selfcheck.run(arguments)
+        return _OTHERS[arguments.command](arguments)
     except ConfigurationError as error:
         return _fail(error.message, USAGE_ERROR)
 
@@ -74,6 +77,7 @@ def build_parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         else:
             extra["metavar"] = option.metavar
         serve.add_argument(options.flag(field.name), help=_help(field.name), **extra)
+    bench.add_command(commands, _HelpFormatter)
     npu_selfcheck.add_command(commands, _HelpFormatter)
     return parser, serve
 

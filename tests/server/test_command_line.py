@@ -41,7 +41,7 @@ def test_help_names_every_flag() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "a command is missing: serve or npu-selfcheck"),
+        ([], "a command is missing: serve, bench or npu-selfcheck"),
         (["serve"], "missing: --model-repository"),
         (["serve", "--http-prt", "80"], "unknown argument '--http-prt'; did you mean --http-port or --grpc-port?"),
         (["serve", "--http-port", "65536"], "--http-port must be from 0 to 65535, got 65536"),

@@ -23,20 +23,6 @@ def client(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("_bench_overhead_client")
 
 
-@pytest.mark.parametrize(
-    ("values", "share", "expected"),
-    [([3.0], 0.5, 3.0), ([1.0, 2.0], 0.5, 1.0), ([1.0, 2.0, 3.0], 0.5, 2.0), ([1.0, 2.0], 0.99, 2.0)],
-)
-def test_percentile_is_a_value_of_the_list(
-    figures: ModuleType, values: list[float], share: float, expected: float
-) -> None:
-    assert figures.percentile(values, share) == expected
-
-
-def test_percentile_of_a_hundred(figures: ModuleType) -> None:
-    assert figures.percentile([float(value) for value in range(1, 101)], 0.99) == 99.0
-
-
 def test_sample_counts_answers_and_sorts_latencies(figures: ModuleType) -> None:
     assert figures.sample([0.004, 0.001, 0.002, 0.003], 2.0) == figures.Sample(2.0, 2.0, 4.0)
 

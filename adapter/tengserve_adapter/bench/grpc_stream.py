@@ -1,0 +1,94 @@
+"""v2 ModelStreamInfer through tritonclient, one stream a request: the prompt's ids in, ids and text out.
+
+tritonclient's gRPC client and KServe cannot be in one process, so nothing here may come near the server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import numpy as np
+import tritonclient.grpc.aio as triton
+from tritonclient.utils import InferenceServerException
+
+from tengserve_adapter.bench.requests import AnswerError, Chunk, Request
+
+
+class GrpcAsk:
+    """A way to ask one server; see dialects.Ask.
+
+    Args:
+        address: HOST:PORT.
+        model: that is asked.
+        fields: parameters in place of our own or beside them.
+    """
+
+    def __init__(self, address: str, model: str, fields: Mapping[str, Any]) -> None:
+        self._address = address
+        self._model = model
+        self._fields = fields
+        self._client: Any = None
+
+    async def __call__(self, request: Request) -> AsyncIterator[Chunk]:
+        """See dialects.Ask."""
+        if self._client is None:
+            # Not before there is an event loop: its channel belongs to one.
+            self._client = triton.InferenceServerClient(self._address)
+        try:
+            async for result, error in self._client.stream_infer(_once(self._arguments(request))):
+                if error is not None:
+                    raise AnswerError(f"the answer is an error: {error.message()[:500]}")
+                yield _chunk(result)
+        except InferenceServerException as error:
+            raise AnswerError(f"the stream broke: {str(error.message())[:500]}") from error
+
+    async def close(self) -> None:
+        """Close the channel."""
+        if self._client is not None:
+            await self._client.close()
+
+    def _arguments(self, request: Request) -> dict[str, Any]:
+        ids = triton.InferInput("input_ids", [len(request.prompt.ids)], "INT32")
+        ids.set_data_from_numpy(np.array(request.prompt.ids, np.int32))
+        parameters = {
+            "do_sample": False,
+            "ignore_eos": True,
+            "max_tokens": request.output_tokens,
+            "stream": True,
+            "return_num_input_tokens": True,
+        }
+        return {"model_name": self._model, "inputs": [ids], "parameters": parameters | dict(self._fields)}
+
+
+async def _once(arguments: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+    yield arguments
+
+
+def _chunk(result: Any) -> Chunk:
+    text, ids, count = (result.as_numpy(name) for name in ("text_output", "output_ids", "num_input_tokens"))
+    return Chunk(
+        b"".join(text.reshape(-1).tolist()).decode("utf-8", "replace") if text is not None else "",
+        tuple(ids.reshape(-1).tolist()) if ids is not None else (),
+        None,
+        int(count.reshape(-1)[0]) if count is not None and count.size else None,
+    )
+
+
+async def only_model(address: str) -> str:
+    """The name of the server's only model.
+
+    Raises:
+        AnswerError: there is none, or there are several.
+    """
+    client = triton.InferenceServerClient(address)
+    try:
+        index = await client.get_model_repository_index(as_json=True)
+    except InferenceServerException as error:
+        raise AnswerError(f"no list of models from {address}: {str(error.message())[:500]}") from error
+    finally:
+        await client.close()
+    names = sorted({model["name"] for model in index.get("models", ()) if model.get("state", "READY") == "READY"})
+    if len(names) != 1:
+        raise AnswerError(f"the server has {len(names)} models ready, name one with --model")
+    return str(names[0])

@@ -1,0 +1,23 @@
+"""The files of the model that a repository serves, as transformers reads them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tengserve_backend.repository.scan import scan_repository
+from tengserve_backend.repository.source import Backend
+from tengserve_backend.repository.weights import resolve_weights
+
+REPOSITORY = Path(__file__).resolve().parents[1] / "model_repository"
+
+
+def weights_folder(repository: Path = REPOSITORY) -> Path:
+    """The folder of the repository's only LLM; its GGUF file is converted first, which takes a while.
+
+    Raises:
+        SystemExit: there is not exactly one.
+    """
+    sources = [source for source in scan_repository(repository) if source.backend is Backend.TENGSERVE]
+    if len(sources) != 1:
+        raise SystemExit(f"the repository has {len(sources)} LLMs, and this needs exactly one")
+    return resolve_weights(sources[0], lambda stage, fraction: None)
