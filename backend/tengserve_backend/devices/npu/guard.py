@@ -19,6 +19,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from tengserve_backend.devices.npu import environment
@@ -72,14 +73,16 @@ _lock = threading.Lock()
 _decided: NpuReadiness | None = None
 
 
-def guard(*, log_unusable: bool = True) -> NpuReadiness:
+def guard(*, log_unusable: bool = True, device_files: Path = Path("/dev")) -> NpuReadiness:
     """Decide, and prepare the process for the first import of torch. Later calls give the same answer.
 
     Usable: what torch-npu reads from the environment once is set, never over the operator's. Installed and not usable:
-    it is hidden from torch, transformers and accelerate, and the log says so.
+    it is hidden from torch, transformers and accelerate, and the log says so. Not installed, on a machine with NPUs:
+    the log says so too.
 
     Args:
         log_unusable: False where the caller itself says why NPUs are not used.
+        device_files: where the driver has its files, davinci0 and so on.
     """
     global _decided
     with _lock:
@@ -88,9 +91,11 @@ def guard(*, log_unusable: bool = True) -> NpuReadiness:
             if _decided.usable:
                 for name, value in environment.prepare(os.environ).items():
                     _log.info("%s=%s is set for torch-npu", name, value)
-            elif _decided.state is not NpuState.NOT_INSTALLED:
-                forgo()
-                if log_unusable:
+            else:
+                installed = _decided.state is not NpuState.NOT_INSTALLED
+                if installed:
+                    forgo()
+                if log_unusable and (installed or any(device_files.glob("davinci[0-9]*"))):
                     _log.warning("NPUs are not used: %s", _decided.reason)
         return _decided
 
@@ -162,7 +167,8 @@ def assess(
     if not installed():
         return NpuReadiness(
             NpuState.NOT_INSTALLED,
-            "torch-npu is not installed: install tengserve[npu], with the CPU build of torch",
+            'torch-npu is not installed: run `pip install ".[npu]"` in tengserve\'s folder, beside the CPU build of '
+            "torch, see docs/npu.md",
         )
     if disagreement := versions(environ).disagreement:
         return NpuReadiness(NpuState.WRONG_TORCH, disagreement)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,10 +45,11 @@ def assessed(
     return assess(environ or {}, installed=lambda: installed, versions=lambda _: versions, load=load)
 
 
-def test_without_torch_npu_the_extra_is_named() -> None:
+def test_without_torch_npu_the_command_that_installs_it_is_named() -> None:
     readiness = assessed(installed=False)
     assert readiness.state is NpuState.NOT_INSTALLED
-    assert "tengserve[npu]" in readiness.reason
+    assert 'pip install ".[npu]"' in readiness.reason
+    assert "docs/npu.md" in readiness.reason
 
 
 @pytest.mark.parametrize(
@@ -122,10 +123,11 @@ def test_every_reason_is_one_sentence_without_an_end() -> None:
         assert not readiness.reason.endswith(".")
 
 
-def run(program: str, *folders: Path) -> subprocess.CompletedProcess[str]:
+def run(program: str, *folders: Path, arguments: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
     variables = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders))}
     variables.pop("PYTHONWARNINGS", None)
-    return subprocess.run([sys.executable, "-c", program], env=variables, capture_output=True, text=True, timeout=120)
+    command = [sys.executable, "-c", program, *arguments]
+    return subprocess.run(command, env=variables, capture_output=True, text=True, timeout=120)
 
 
 IMPORTS = """
@@ -145,6 +147,25 @@ def test_a_torch_npu_without_cann_stops_torch_unless_guarded(tmp_path: Path) -> 
     assert "set_env.sh" in guarded.stdout
     assert "imported False False" in guarded.stdout
     assert guarded.stderr.count("NPUs are not used: ") == 1
+
+
+WITHOUT_TORCH_NPU = """
+import pathlib, sys
+from tengserve_backend.devices.npu import guard
+missing = guard.NpuReadiness(guard.NpuState.NOT_INSTALLED, "torch-npu is not installed")
+guard.assess = lambda environ: missing
+for _ in range(2):
+    guard.guard(device_files=pathlib.Path(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize(("names", "warnings"), [(["davinci0", "davinci1"], 1), (["davinci_manager", "null"], 0)])
+def test_npus_that_nothing_uses_are_told_of_once(tmp_path: Path, names: list[str], warnings: int) -> None:
+    for name in names:
+        (tmp_path / name).touch()
+    said = run(WITHOUT_TORCH_NPU, arguments=[str(tmp_path)])
+    assert said.returncode == 0, said.stderr
+    assert said.stderr.count("NPUs are not used: torch-npu is not installed") == warnings
 
 
 PRETEND = """
