@@ -19,7 +19,7 @@ def test_the_servers_device_is_for_models_that_name_none(
 ) -> None:
     asked: list[str] = []
     monkeypatch.setattr(load, "resolve_weights", lambda source, progress: Path())
-    monkeypatch.setattr(engine_load, "load_engine", lambda source, *_: asked.append(source.settings.device))
+    monkeypatch.setattr(engine_load, "load_engine", lambda source, *_, **__: asked.append(source.settings.device))
     source = ModelSource("m", "1", Path(), ModelSettings(device=own))
     load.load_model(source, lambda stage, fraction: None, device=of_the_server)
     assert asked == [chosen]
