@@ -52,7 +52,7 @@ def main() -> int:
             address = stack.enter_context(server).removeprefix("http://")
             options.url = f"{options.dialect}+http://{address}"
         try:
-            return run(options)
+            return run(options, parser.prog)
         except ConfigurationError as error:
             parser.error(error.message)
 

@@ -144,8 +144,12 @@ def add_arguments(parser: argparse.ArgumentParser, *, own_server: bool = False) 
     )
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace, program: str = "tengserve") -> int:
     """Measure and report; 0 when every answer was right, else 1.
+
+    Args:
+        arguments: of the command line.
+        program: what was called, for the report.
 
     Raises:
         ConfigurationError: a flag is wrong, or a server cannot be asked.
@@ -178,8 +182,12 @@ def run(arguments: argparse.Namespace) -> int:
             reference=reference,
             prompts=prompts,
         )
-        about = await _about(found)
-        results = await Measurement(plan, ProgressBar(sys.stderr), time.perf_counter).run()
+        about = await _about(found, program)
+        try:
+            results = await Measurement(plan, ProgressBar(sys.stderr), time.perf_counter).run()
+        finally:
+            for system in systems:
+                await system.close()
         about["machine"]["load_average_after"] = _load_average()
         return plan, results, about
 
@@ -191,17 +199,18 @@ def run(arguments: argparse.Namespace) -> int:
     print(page, end="", flush=True)  # noqa: T201 - the command's own output
     if arguments.out is not None:
         texts = (json.dumps(to_json(plan, results, about), indent=1) + "\n", page, draw(rows(results.runs)))
-        for name, text in zip(FILES, texts, strict=True):
-            (arguments.out / name).write_text(text, encoding="utf-8")
+        try:
+            for name, text in zip(FILES, texts, strict=True):
+                (arguments.out / name).write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise ConfigurationError(f"--out cannot be written to: {error.strerror or error}") from None
     passed = all(verdict.agreement >= plan.agreement for verdict in results.verdicts.values())
     return 0 if passed and all(one.figures.valid for one in results.runs) else 1
 
 
-async def _about(found: Sequence[Target]) -> dict[str, Any]:
+async def _about(found: Sequence[Target], program: str) -> dict[str, Any]:
     return {
-        "command": shlex.join(["tengserve", COMMAND, *sys.argv[sys.argv.index(COMMAND) + 1 :]])
-        if COMMAND in sys.argv
-        else shlex.join(sys.argv),
+        "command": shlex.join([*program.split(), *sys.argv[1:]]),
         "machine": {
             "cpu": _cpu("model name") or platform.processor() or platform.machine(),
             "cores": len(os.sched_getaffinity(0)),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from tengserve_adapter.bench.dialects import Ask
@@ -10,6 +10,10 @@ from tengserve_adapter.bench.figures import Record, Sample, Slo
 from tengserve_adapter.bench.gate import Reference, Verdict
 from tengserve_adapter.bench.load import Arrivals, Load
 from tengserve_adapter.bench.workloads import Prompts, Workload
+
+
+async def _nothing() -> None:
+    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +27,7 @@ class System:
         model: that is asked.
         ask: how it is asked.
         templated: see HttpDialect; its answers can then only be compared with its own.
+        close: gives back what asking holds; called once, at the end.
     """
 
     name: str
@@ -31,6 +36,7 @@ class System:
     model: str
     ask: Ask
     templated: bool = False
+    close: Callable[[], Awaitable[None]] = _nothing
 
 
 @dataclass(frozen=True, slots=True)

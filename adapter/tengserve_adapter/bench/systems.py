@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from tengserve_adapter.bench import http
-from tengserve_adapter.bench.dialects import GRPC, HTTP_DIALECTS, Ask, http_ask
+from tengserve_adapter.bench.dialects import GRPC, HTTP_DIALECTS, http_ask
 from tengserve_adapter.bench.plan import System
 from tengserve_adapter.bench.requests import AnswerError
 from tengserve_backend.errors import ConfigurationError, shown
@@ -105,8 +105,8 @@ async def connect(target: Target, model: str | None) -> System:
             from tengserve_adapter.bench.grpc_stream import GrpcAsk, only_model
 
             model = model or await only_model(place.address)
-            grpc: Ask = GrpcAsk(place.address, model, target.fields)
-            return System(target.name, target.dialect, target.url, model, grpc)
+            grpc = GrpcAsk(place.address, model, target.fields)
+            return System(target.name, target.dialect, target.url, model, grpc, close=grpc.close)
         dialect = HTTP_DIALECTS[target.dialect]
         model = model or await _only_model(place)
     except AnswerError as error:
