@@ -26,11 +26,19 @@ struct alignas(64) TileShapes {
 };
 static_assert(sizeof(TileShapes) == 64);
 
+// Before tiles are loaded from what was just written: compilers do not see that those instructions read it.
+inline void written_for_tiles() {
+  __asm__ volatile("" ::: "memory");
+}
+
 // The unit has these shapes while it lives; afterwards its registers are free, which spares the thread's context
 // switches their 8 KiB.
 class TilesInUse {
  public:
-  explicit TilesInUse(const TileShapes& shapes) { _tile_loadconfig(&shapes); }
+  explicit TilesInUse(const TileShapes& shapes) {
+    written_for_tiles();
+    _tile_loadconfig(&shapes);
+  }
   ~TilesInUse() { _tile_release(); }
   TilesInUse(const TilesInUse&) = delete;
   TilesInUse& operator=(const TilesInUse&) = delete;

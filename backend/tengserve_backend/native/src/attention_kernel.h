@@ -89,6 +89,37 @@ inline void score_blocks(const Bf16* const* blocks, const Bf16* const* next, con
   }
 }
 
+// A row's scores of a block, scaled and capped; minus infinity where the row does not see the key.
+template <typename T>
+inline Vec masked_scores(const AttentionTile<T>& tile, Vec sums, int r, int64_t block) {
+  Vec x = sums * broadcast(tile.scale);
+  if (tile.softcap != 0.0f) x = tanh(x / broadcast(tile.softcap)) * broadcast(tile.softcap);
+  const int64_t start = block * kBlockSize;
+  const int64_t from = tile.first[r] - start, to = tile.last[r] + 1 - start;
+  if (from > 0 || to < kBlockSize) {
+    x = within(x, from < 0 ? 0 : from > kBlockSize ? kBlockSize : from, to < 0 ? 0 : to > kBlockSize ? kBlockSize : to,
+               broadcast(-kInfinity));
+  }
+  return x;
+}
+
+// A row's scores of a part become weights relative to the largest of them, and their sum. A row that sees nothing of the
+// part has weights of zero.
+template <typename T, typename W>
+inline void weigh_row(const AttentionTile<T>& tile, int r, int64_t begin, int64_t end, Vec largest, const float* scores,
+                      int64_t columns, W* weights, AttentionSums& sums) {
+  const bool sees = tile.first[r] < end && tile.last[r] >= begin;
+  sums.largest[r] = largest_lane(largest);
+  const Vec top = broadcast(sums.largest[r]);
+  Vec total = zeros();
+  for (int64_t c = 0; c < columns; c += kLanes) {
+    const Vec weight = sees ? exp_or_zero(load(scores + c) - top) : zeros();
+    total = total + weight;
+    store(weights + c, weight);
+  }
+  sums.weights[r] = sees ? sum_of_lanes(total) : 0.0f;
+}
+
 // One part of a tile: its scores and which blocks they belong to.
 template <typename T, int R>
 struct Part {
@@ -125,32 +156,14 @@ struct Part {
   }
 
   void finish_scores(Vec sums, int r, int64_t block) {
-    Vec x = sums * broadcast(tile.scale);
-    if (tile.softcap != 0.0f) x = tanh(x / broadcast(tile.softcap)) * broadcast(tile.softcap);
-    const int64_t start = block * kBlockSize;
-    const int64_t from = tile.first[r] - start, to = tile.last[r] + 1 - start;
-    if (from > 0 || to < kBlockSize) {
-      x = within(x, from < 0 ? 0 : from > kBlockSize ? kBlockSize : from,
-                 to < 0 ? 0 : to > kBlockSize ? kBlockSize : to, broadcast(-kInfinity));
-    }
+    const Vec x = masked_scores(tile, sums, r, block);
     largest[r] = max(largest[r], x);
     store(&scores[r][column(block)], x);
   }
 
-  // Scores become weights relative to the row's largest score. A row that sees nothing of the part has weights of zero.
   void weigh(AttentionSums& sums) {
-    const int64_t columns = column(end_block);
     for (int r = 0; r < R; ++r) {
-      const bool sees = tile.first[r] < end && tile.last[r] >= begin;
-      const Vec top = broadcast(largest_lane(largest[r]));
-      Vec total = zeros();
-      for (int64_t c = 0; c < columns; c += kLanes) {
-        const Vec weight = sees ? exp_or_zero(load(&scores[r][c]) - top) : zeros();
-        total = total + weight;
-        store(&scores[r][c], weight);
-      }
-      sums.largest[r] = largest_lane(largest[r]);
-      sums.weights[r] = sees ? sum_of_lanes(total) : 0.0f;
+      weigh_row(tile, r, begin, end, largest[r], scores[r], column(end_block), scores[r], sums);
     }
   }
 

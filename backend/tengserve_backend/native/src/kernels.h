@@ -18,7 +18,7 @@ constexpr int64_t kBlockSize = 16;
 // from parts that begin at multiples of this, so the split of a long one over threads does not show in the bits.
 constexpr int64_t kPartKeys = 256;
 // No tile has more rows than this, whatever the instruction set.
-constexpr int kMaxTileRows = 8;
+constexpr int kMaxTileRows = 16;
 // Output columns that lie together in a packed weight.
 constexpr int64_t kPanelColumns = 32;
 
@@ -56,6 +56,7 @@ struct AttentionSums {
 
 template <typename T>
 struct AttentionKernels {
+  int tile_rows;  // of a tile, at most
   void (*pack_query)(const AttentionTile<T>&);
   // Positions [begin, end), which lie in one part, begin at its start or later.
   void (*attend)(const AttentionTile<T>&, int64_t begin, int64_t end, AttentionSums);
@@ -90,7 +91,8 @@ struct RowKernels {
 
 template <typename T>
 struct Kernels {
-  AttentionKernels<T> attention;
+  AttentionKernels<T> any_attention;      // for heads of any dimensions
+  AttentionKernels<T> aligned_attention;  // for a key_dim that is a multiple of 32 and a value_dim that is one of 16
   void (*linear)(const LinearTask<T>&);
   RowKernels<T> row;
 };
@@ -104,7 +106,6 @@ enum class Bf16Rows {
 
 struct Level {
   const char* name;
-  int tile_rows;  // of an attention tile, at most
   Bf16Rows bf16_rows;
   Kernels<float> f32;
   Kernels<Bf16> bf16;

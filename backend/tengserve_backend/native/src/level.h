@@ -17,7 +17,8 @@ static_assert(kLanes == kBlockSize, "a block of keys is a Vec");
 
 template <typename T>
 constexpr Kernels<T> make_kernels() {
-  return {{pack_query, attend<T>, fold, finish<T>}, linear<T>, {rms_norm<T>, silu_mul<T>, rotary<T>}};
+  constexpr AttentionKernels<T> kAttention = {kTileRows, pack_query, attend<T>, fold, finish<T>};
+  return {kAttention, kAttention, linear<T>, {rms_norm<T>, silu_mul<T>, rotary<T>}};
 }
 
 constexpr Level make_level(const char* name) {
@@ -26,7 +27,7 @@ constexpr Level make_level(const char* name) {
 #else
   constexpr Bf16Rows kRows = Bf16Rows::kFloat32;
 #endif
-  return {name, kTileRows, kRows, make_kernels<float>(), make_kernels<Bf16>()};
+  return {name, kRows, make_kernels<float>(), make_kernels<Bf16>()};
 }
 
 }  // namespace

@@ -2,6 +2,8 @@
 #include "vec_avx512.h"
 
 #include "level.h"
+
+#include "attention_amx.h"
 #include "linear_amx.h"
 
 namespace tengserve {
@@ -9,6 +11,7 @@ namespace {
 
 constexpr Level make_amx_level() {
   Level level = make_level("amx");
+  level.bf16.aligned_attention = {kTileHeight, pack_query_amx, attend_amx, fold, finish<Bf16>};
   level.bf16.linear = linear_amx;
   level.bf16_rows = Bf16Rows::kTiles;
   return level;

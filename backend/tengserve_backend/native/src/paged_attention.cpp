@@ -110,7 +110,10 @@ struct Call {
   const float* sinks;
   T* out;
 
-  const AttentionKernels<T>& kernels() const { return level.kernels<T>().attention; }
+  const AttentionKernels<T>& kernels() const {
+    const Kernels<T>& all = level.kernels<T>();
+    return pages.key_dim % 32 == 0 && pages.value_dim % 16 == 0 ? all.aligned_attention : all.any_attention;
+  }
   int64_t query_head(const TilePlace& place, int r) const { return place.head * group + (place.row + r) % group; }
   int64_t token(const TilePlace& place, int r) const {
     return sequences.offset(place.sequence) + (place.row + r) / group;
@@ -149,7 +152,7 @@ struct Call {
 
   void run_all() const {
     const std::vector<TilePlace> tiles =
-        place_tiles(sequences, rules, pages.heads, group, level.tile_rows);
+        place_tiles(sequences, rules, pages.heads, group, kernels().tile_rows);
     const int64_t threads = at::get_num_threads();
     const bool split = threads > 1 && static_cast<int64_t>(tiles.size()) < kTilesAThread * threads;
     std::vector<Task> tasks;
