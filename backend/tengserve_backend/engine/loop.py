@@ -272,7 +272,7 @@ class EngineLoop:
         latencies.record(now - job.last_token)
         finish = None
         if progressed.reason is not None:
-            statistics.finished[progressed.reason] += 1
+            statistics.finish(progressed.reason)
             finish = Finish(
                 reason=progressed.reason,
                 prompt_tokens=job.sequence.prompt_len,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -60,6 +61,7 @@ class Statistics:
         finished: complete answers by reason.
         failed: requests that ended with an error of ours, a passed deadline included.
         aborted: requests that were cancelled.
+        last_inference_ms: wall clock milliseconds when the last answer was complete; 0 before the first.
         queue_seconds: from submission to the first step.
         first_token_seconds: from submission to the first token.
         token_seconds: from one token of a request to its next.
@@ -73,6 +75,7 @@ class Statistics:
     finished: dict[FinishReason, int]
     failed: int
     aborted: int
+    last_inference_ms: int
     queue_seconds: Histogram
     first_token_seconds: Histogram
     token_seconds: Histogram
@@ -92,9 +95,10 @@ class StatisticsRecorder:
     def __init__(self, phase_seconds: Mapping[str, float]) -> None:
         self.prompt_tokens = 0
         self.generated_tokens = 0
-        self.finished = dict.fromkeys(FinishReason, 0)
+        self._finished = dict.fromkeys(FinishReason, 0)
         self.failed = 0
         self.aborted = 0
+        self._last_inference_ms = 0
         self.queue_seconds = HistogramRecorder(_SECONDS)
         self.first_token_seconds = HistogramRecorder(_SECONDS)
         self.token_seconds = HistogramRecorder(_SECONDS)
@@ -103,14 +107,20 @@ class StatisticsRecorder:
         self.step_tokens = HistogramRecorder(_SIZES)
         self._phase_seconds = phase_seconds
 
+    def finish(self, reason: FinishReason) -> None:
+        """Count a complete answer."""
+        self._finished[reason] += 1
+        self._last_inference_ms = time.time_ns() // 1_000_000
+
     def snapshot(self) -> Statistics:
         """Everything now."""
         return Statistics(
             prompt_tokens=self.prompt_tokens,
             generated_tokens=self.generated_tokens,
-            finished=dict(self.finished),
+            finished=dict(self._finished),
             failed=self.failed,
             aborted=self.aborted,
+            last_inference_ms=self._last_inference_ms,
             queue_seconds=self.queue_seconds.snapshot(),
             first_token_seconds=self.first_token_seconds.snapshot(),
             token_seconds=self.token_seconds.snapshot(),

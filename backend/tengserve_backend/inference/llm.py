@@ -126,6 +126,7 @@ class LlmTensorModel:
         return ModelStatistics(
             inference_count=finished,
             execution_count=status.steps,
+            last_inference_ms=seen.last_inference_ms,
             success=(finished, first + further),
             fail=(seen.failed, 0),
             queue=(seen.queue_seconds.count, waited),

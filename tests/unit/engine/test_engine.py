@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -24,6 +25,7 @@ from tengserve_backend.errors import (
     ShuttingDownError,
 )
 from tengserve_backend.generation import FinishReason, GenerationRequest, TokenEvent
+from tengserve_backend.inference.llm import LlmTensorModel
 
 EOS = 299
 
@@ -523,7 +525,11 @@ async def test_statistics_tell_what_was_done(start):
         before_step=tick,
         now=lambda: clock[0],
     )
+    model = LlmTensorModel(engine)
+    assert model.statistics().last_inference_ms == 0
+    began_ms = time.time_ns() // 1_000_000
     await run(engine, "abcd")
+    assert began_ms <= model.statistics().last_inference_ms <= time.time_ns() // 1_000_000
     await run(engine, "abcd", max_new_tokens=2)
     aborted = await engine.submit(GenerationRequest("r", "abcd", max_new_tokens=400, ignore_eos=True))
     await anext(aborted)
