@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 import sys
 import threading
@@ -10,12 +11,16 @@ from collections.abc import Sequence
 from typing import TextIO
 
 from tengserve_backend.engine.base import ModelInfo
+from tengserve_backend.inference import Datatype, TensorSpec
 
 _ERASE = "\r\x1b[K"
 
 _PROMPT = "My name is Olivier and I"
 # "My name is Olivier and I" for the quick-start model; any ids below the vocabulary size do for another one.
 _PROMPT_IDS = (5965, 1462, 314, 11256, 380, 1153, 284, 339)
+_MAX_ELEMENTS = 16
+"""More do not make a line to paste."""
+_BINARY_ONLY = frozenset({Datatype.FP16, Datatype.BF16})
 
 
 def say(text: str) -> None:
@@ -116,14 +121,45 @@ def sample_commands(url: str, model: ModelInfo, *, is_default: bool) -> list[str
     ]
 
 
-def tensor_commands(url: str, name: str) -> list[str]:
-    """The same for a model that takes tensors: which ones, the server can tell.
+def tensor_commands(url: str, name: str, inputs: Sequence[TensorSpec]) -> list[str]:
+    """The same for a model that takes tensors: a request with one small tensor for each input that it needs.
+
+    A model whose inputs a line cannot hold, for their number of elements or because JSON has no such datatype, tells
+    instead which they are.
 
     Args:
         url: where the server listens.
         name: of a model that is ready.
+        inputs: of the model.
     """
-    return [f"curl -s {shlex.quote(f'{url}/v2/models/{name}')}"]
+    model = f"{url}/v2/models/{name}"
+    needed = [spec for spec in inputs if not spec.optional]
+    shapes = {spec.name: [max(1, dimension) for dimension in spec.shape] for spec in needed}
+    small = sum(map(math.prod, shapes.values())) <= _MAX_ELEMENTS
+    if not needed or not small or any(spec.datatype in _BINARY_ONLY for spec in needed):
+        return [f"curl -s {shlex.quote(model)}"]
+    tensors = [
+        {
+            "name": spec.name,
+            "datatype": spec.datatype.value,
+            "shape": shapes[spec.name],
+            "data": [_element(spec.datatype)] * math.prod(shapes[spec.name]),
+        }
+        for spec in needed
+    ]
+    return [_curl(f"{model}/infer", {"inputs": tensors})]
+
+
+def _element(datatype: Datatype) -> object:
+    match datatype:
+        case Datatype.BYTES:
+            return _PROMPT
+        case Datatype.BOOL:
+            return True
+        case Datatype.FP32 | Datatype.FP64:
+            return 0.5
+        case _:
+            return 1
 
 
 def ready_text(

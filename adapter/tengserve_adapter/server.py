@@ -190,13 +190,22 @@ class TengserveServer(ModelServer):  # type: ignore[misc]  # kserve ships no typ
         ready = list(dict.fromkeys(status.name for status in statuses if status.state is ModelState.READY))
         failed = [name for name in dict.fromkeys(status.name for status in statuses) if name not in ready]
         default = self._settings.default_model or self._models.default_name()
-        name = default if default in ready else next(iter(ready), None)
-        commands: list[str] = []
-        if name is not None:
-            commands = tensor_commands(self._url, name)
-            with contextlib.suppress(TengserveError):  # It takes tensors, or was unloaded just now.
-                commands = sample_commands(self._url, self._models.engine(name).info, is_default=name == default)
+        candidates = [default] if default in ready else ready
+        # An LLM first: it needs the fewest words to ask.
+        commands = self._llm_commands(candidates, default) or self._tensor_commands(candidates)
         say(ready_text(self._url, ready, failed, default, commands))
+
+    def _llm_commands(self, names: Sequence[str], default: str | None) -> list[str]:
+        for name in names:
+            with contextlib.suppress(TengserveError):  # It takes tensors, or was unloaded just now.
+                return sample_commands(self._url, self._models.engine(name).info, is_default=name == default)
+        return []
+
+    def _tensor_commands(self, names: Sequence[str]) -> list[str]:
+        for name in names:
+            with contextlib.suppress(TengserveError):  # It was unloaded just now.
+                return tensor_commands(self._url, name, self._models.tensor_model(name).inputs)
+        return []
 
 
 class _Routes(RESTServer):  # type: ignore[misc]  # kserve ships no type information

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
+import shlex
 import sys
 from pathlib import Path
 
@@ -11,7 +13,8 @@ import pytest
 
 from tengserve_adapter.listener import ListenError, listen, url_of
 from tengserve_adapter.observability.logs import LineFormatter
-from tengserve_adapter.progress import ProgressPrinter
+from tengserve_adapter.progress import ProgressPrinter, tensor_commands
+from tengserve_backend.inference import Datatype, TensorSpec
 
 
 class Terminal(io.StringIO):
@@ -69,6 +72,33 @@ def test_a_closed_stderr_does_not_stop_the_load() -> None:
             raise BrokenPipeError
 
     ProgressPrinter(Closed())("tiny", "reading", 0.5)
+
+
+def test_the_line_for_a_model_of_tensors_has_its_inputs() -> None:
+    inputs = (
+        TensorSpec("A", Datatype.INT32, (-1, 2)),
+        TensorSpec("B", Datatype.BOOL, (1,)),
+        TensorSpec("C", Datatype.FP32, (-1,), optional=True),
+    )
+    (line,) = tensor_commands("http://h:1", "m", inputs)
+    _, _, url, _, _, _, body = shlex.split(line)
+    assert url == "http://h:1/v2/models/m/infer"
+    assert json.loads(body)["inputs"] == [
+        {"name": "A", "datatype": "INT32", "shape": [1, 2], "data": [1, 1]},
+        {"name": "B", "datatype": "BOOL", "shape": [1], "data": [True]},
+    ]
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        (TensorSpec("IMAGE", Datatype.UINT8, (3, 224, 224)),),
+        (TensorSpec("HALF", Datatype.FP16, (1,)),),
+        (TensorSpec("MAY", Datatype.FP32, (1,), optional=True),),
+    ],
+)
+def test_a_model_whose_inputs_are_no_line_shows_what_it_takes(inputs: tuple[TensorSpec, ...]) -> None:
+    assert tensor_commands("http://h:1", "m", inputs) == ["curl -s http://h:1/v2/models/m"]
 
 
 def test_control_characters_of_a_message_are_escaped() -> None:
