@@ -50,8 +50,11 @@ loading them can run code.
 A GGUF file is converted to float32 safetensors (about seven times the size of a 4-bit file) the first time it is
 served. The result is kept under `$TENGSERVE_CACHE_DIR`, else `$XDG_CACHE_HOME/tengserve`, else `~/.cache/tengserve`, by
 the content of the GGUF file. Each start checks every byte of it and makes a damaged entry anew. Several servers can
-share a cache: one converts, the others wait. A cache that already holds the entry may be read-only. Nothing is evicted;
-delete the folder `gguf` there, while no server starts, to get the space back.
+share a cache: one converts, the others wait. A cache that already holds the entry may be read-only.
+
+The kernels for CPUs are kept beside it, in the folder `native`: built once for each compiler, each torch and each
+change of their sources, and small. Nothing is evicted; delete the folders `gguf` and `native` there, while no server
+starts, to get the space back.
 """
 
 

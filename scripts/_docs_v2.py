@@ -40,6 +40,19 @@ curl http://127.0.0.1:8080/v2/models/smollm2/infer \\
   -d '{{"inputs": [{{"name": "text_input", "shape": [1], "datatype": "BYTES", "data": ["My name is"]}}]}}'
 ```
 
+The same with Triton's client (`pip install "tritonclient[http]"`):
+
+```python
+import numpy as np
+import tritonclient.http as triton
+
+client = triton.InferenceServerClient("127.0.0.1:8080")
+prompt = triton.InferInput("text_input", [1], "BYTES")
+prompt.set_data_from_numpy(np.array([b"My name is"], np.object_))
+result = client.infer("smollm2", [prompt], parameters={{"max_tokens": 20, "temperature": 0.0}})
+print(result.as_numpy("text_output")[0].decode())
+```
+
 **Request.** `id`, `parameters`, `inputs` with `name`, `shape`, `datatype`, `parameters` and `data`, and `outputs` with
 `name` and `parameters`. `data` is a list in any nesting (at most {MAX_NESTING} deep), read row-major. Datatypes:
 @DATATYPES@. FP16 and BF16 only as binary data. Integers outside of their datatype, and finite numbers outside of FP32,
@@ -58,7 +71,7 @@ Content-Type `application/octet-stream`. With N = 0 the whole body is the elemen
 one element), and the outputs are binary.
 
 **Outputs.** All, or those that are named. `classification: k` answers with the k largest values, each as
-`value:index:label`.
+`value:index:label`; without the label where the output has none for that index.
 
 **Compression.** `Content-Encoding: gzip` or `deflate` (a zlib container) in, and out by `Accept-Encoding`. Another one
 is answered with 501.

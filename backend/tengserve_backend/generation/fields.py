@@ -227,6 +227,7 @@ FIELDS: Final[tuple[Field, ...]] = (
         "top_p",
         Kind.FLOAT,
         "Sample from the smallest set of tokens whose probability reaches this.",
+        "On /infer and /infer_token 1.0 is refused: leave it out instead.",
         native=Rule(NATIVE_DOCS, Place.PARAMETERS, Bounds(1e-6, 1.0, low_open=True, high_open=True), 1.0),
         generate=Rule(GENERATE_DOC, Place.EITHER, Bounds(0, 1.0, low_open=True), 1.0),
     ),
