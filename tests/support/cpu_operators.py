@@ -18,6 +18,9 @@ from tengserve_backend.native.build import build_library, find_compiler
 BLOCK = 16
 LIBRARY_VARIABLE = "CPU_OPERATORS_LIBRARY"
 """Names a library to test instead of the one that is built from the sources."""
+EXAMPLES_VARIABLE = "CPU_OPERATORS_EXAMPLES"
+EXAMPLES = int(os.environ.get(EXAMPLES_VARIABLE, "40"))
+"""Of each test that draws its cases."""
 
 
 @functools.cache

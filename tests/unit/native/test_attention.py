@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.cpu_operators import BLOCK, Heads, Packed, cpu_operators
+from support.cpu_operators import BLOCK, EXAMPLES, Heads, Packed, cpu_operators
 from tengserve_backend.execution.attention.portable import PortableAttention
 from tengserve_backend.execution.attention.tier import AttentionSpec
 from tengserve_backend.execution.kv_tensors import LayerCache
@@ -46,7 +46,7 @@ def cases(draw: st.DrawFn) -> tuple[Packed, AttentionSpec]:
     )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 @given(cases())
 def test_it_equals_the_portable_tier(case: tuple[Packed, AttentionSpec]) -> None:
     packed, spec = case
@@ -99,8 +99,9 @@ def test_an_answer_has_the_same_bits_with_any_number_of_threads(dtype: torch.dty
         assert all(torch.equal(a, b) for a, b in zip(answers[0], other, strict=True))
 
 
-def test_a_row_of_nan_stays_its_own() -> None:
-    packed = Packed([6], [300], Heads(2, 2, 32, 32), torch.float32)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_row_of_nan_stays_its_own(dtype: torch.dtype) -> None:
+    packed = Packed([6], [300], Heads(2, 2, 32, 32), dtype)
     whole = packed.attend(AttentionSpec(0.2))
     packed.query[1, 2] = float("nan")
     spoilt = packed.attend(AttentionSpec(0.2))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch.nn import functional
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
-from support.cpu_operators import cpu_operators
+from support.cpu_operators import EXAMPLES, cpu_operators
 
 DTYPES = (torch.float32, torch.bfloat16)
 
@@ -24,9 +24,10 @@ def close(found: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(found, expected, rtol=tolerance, atol=1e-6)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 @given(st.integers(1, 90), st.integers(1, 200), st.sampled_from(DTYPES))
 def test_rms_norm_equals_transformers(rows: int, size: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(rows * size)
     norm = LlamaRMSNorm(size, eps=1e-5).to(dtype)
     norm.weight.data.normal_()
     x = (torch.randn(rows, size) * 3).to(dtype)
@@ -34,9 +35,10 @@ def test_rms_norm_equals_transformers(rows: int, size: int, dtype: torch.dtype) 
         close(cpu_operators().rms_norm(x, norm.weight, 1e-5), norm(x))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 @given(st.integers(1, 90), st.integers(1, 200), st.sampled_from(DTYPES))
 def test_silu_mul_equals_torch(rows: int, size: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(rows * size)
     gate_up = (torch.randn(2, rows, 2 * size) * 5).to(dtype)
     gate, up = gate_up.chunk(2, dim=-1)
     close(cpu_operators().silu_mul(gate_up), functional.silu(gate) * up)
@@ -47,11 +49,12 @@ def test_silu_of_large_values_is_finite() -> None:
     close(cpu_operators().silu_mul(torch.cat([gate, torch.ones(6)])), functional.silu(gate))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 @given(st.integers(1, 40), st.integers(1, 9), st.integers(1, 4), st.integers(1, 70), st.sampled_from(DTYPES))
 def test_rotary_equals_transformers_bit_for_bit(
     tokens: int, query_heads: int, key_heads: int, half: int, dtype: torch.dtype
 ) -> None:
+    torch.manual_seed(tokens * half)
     angles = torch.randn(1, tokens, 2 * half)
     cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
     query = torch.randn(1, tokens, query_heads, 2 * half).to(dtype).transpose(1, 2)
@@ -64,6 +67,7 @@ def test_rotary_equals_transformers_bit_for_bit(
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_row_has_the_same_bits_in_any_company(dtype: torch.dtype) -> None:
     ops = cpu_operators()
+    torch.manual_seed(1)
     x, weight = torch.randn(300, 576).to(dtype), torch.randn(576).to(dtype)
     normed, gated = ops.rms_norm(x, weight, 1e-6), ops.silu_mul(x)
     for row in (0, 151, 299):
