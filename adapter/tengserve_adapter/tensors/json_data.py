@@ -21,7 +21,6 @@ MAX_NESTING: Final = 100
 
 BINARY_ONLY: Final = frozenset({Datatype.FP16, Datatype.BF16})
 _FLOATS: Final = frozenset({Datatype.FP32, Datatype.FP64})
-_FLOAT32_MAX: Final = float(np.finfo(np.float32).max)
 
 
 def from_json(name: str, datatype: Datatype, shape: Sequence[int], data: object) -> Array:
@@ -132,11 +131,13 @@ def _floats(name: str, datatype: Datatype, flat: list[object]) -> Array:
         raise _wrong(name, "inside the range of FP64", "a larger integer") from None
     if datatype is Datatype.FP64:
         return doubles
-    # Infinity itself is FP32; a finite number that would become infinite is not.
-    too_large = np.isfinite(doubles) & (np.abs(doubles) > _FLOAT32_MAX)
+    with np.errstate(over="ignore"):
+        singles = doubles.astype(np.float32)
+    # Infinity itself is FP32, and so is what rounds to the largest number, which is how that one is written.
+    too_large = np.isinf(singles) & np.isfinite(doubles)
     if too_large.any():
         raise _wrong(name, "inside the range of FP32", float(doubles[too_large][0]))
-    return doubles.astype(np.float32)
+    return singles
 
 
 def _wrong(name: str, rule: str, value: object) -> InvalidRequestError:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
@@ -41,6 +41,7 @@ def test_nested_and_flat_lists_are_the_same_tensor(case: tuple[Datatype, np.ndar
 
 @settings(max_examples=100, deadline=None)
 @given(arrays())
+@example((Datatype.FP32, np.array([np.finfo(np.float32).max, np.finfo(np.float32).min], np.float32)))
 def test_what_is_written_reads_as_it_was(case: tuple[Datatype, np.ndarray[Any, Any]]) -> None:
     datatype, array = case
     written = orjson.dumps(to_json(InferTensor("x", datatype, array)), option=orjson.OPT_SERIALIZE_NUMPY)
