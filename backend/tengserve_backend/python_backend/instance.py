@@ -24,7 +24,7 @@ from tengserve_backend.python_backend.api.sender import InferenceResponseSender
 from tengserve_backend.python_backend.counters import Counters
 from tengserve_backend.python_backend.namespace import Namespace
 from tengserve_backend.python_backend.request_queue import Waiting
-from tengserve_backend.python_backend.ticket import Ticket
+from tengserve_backend.python_backend.ticket import Ticket, named
 
 MAX_OVERLAPPING_REQUESTS = 4096
 """Requests that one instance with an asynchronous, decoupled `execute` has at the same time; others wait."""
@@ -332,7 +332,7 @@ class Instance:
         finally:
             for ticket in tickets:
                 ticket.fail(ModelExecutionError(message))
-        _log.error("%s", message, exc_info=None if isinstance(error, _ApiError) else error)
+        _log.error("%s (%s)", message, named(tickets), exc_info=None if isinstance(error, _ApiError) else error)
 
     def _came_back(self, tickets: list[Ticket]) -> None:
         """Count the end of a call, once."""

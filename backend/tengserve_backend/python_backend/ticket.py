@@ -8,7 +8,7 @@ import enum
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TypeGuard
 
 from tengserve_backend.errors import (
@@ -34,6 +34,9 @@ MAX_SEND_WAIT_S = 600.0
 FREE_SENDS_IN_VAIN = 256
 SEND_IN_VAIN_S = 0.01
 """Responses that a model may send after its request has ended, and how long each further one takes it."""
+
+_MAX_NAMED = 16
+"""Requests of one call that the log names."""
 
 _log = logging.getLogger(__name__)
 
@@ -332,3 +335,10 @@ def _takes_room(item: _Item) -> TypeGuard[InferResponse]:
 
 def _size(response: InferResponse) -> int:
     return sum(output.size_bytes for output in response.outputs)
+
+
+def named(tickets: Sequence[Ticket]) -> str:
+    """Which requests these are, for the log: the ids that their clients gave them, of the first few."""
+    ids = [shown(ticket.request.request_id) or "without an id" for ticket in tickets[:_MAX_NAMED]]
+    more = f" and {len(tickets) - len(ids)} more" if len(tickets) > len(ids) else ""
+    return f"{'request' if len(tickets) == 1 else 'requests'} {', '.join(ids)}{more}"

@@ -227,6 +227,21 @@ async def test_an_answer_that_does_not_come_in_the_operator_s_time(tmp_path: Pat
         assert m.statistics().fail[0] == 1
 
 
+async def test_the_log_of_a_crash_names_the_requests_of_the_batch(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = (
+        IO + "max_batch_size: 20 dynamic_batching { preferred_batch_size: [20] max_queue_delay_microseconds: 60000000 }"
+    )
+    ids = ["", "first\nof all", *(f"id{number}" for number in range(18))]
+    with model(tmp_path, executing("raise ValueError('broken')"), config) as m:
+        asked = [answer(m, ask(fp32("IN", 1, shape=(1, 1)), request_id=request_id)) for request_id in ids]
+        failures = await asyncio.gather(*asked, return_exceptions=True)
+    assert all(isinstance(failure, ModelExecutionError) and "id1" not in failure.message for failure in failures)
+    (line,) = [record.getMessage() for record in caplog.records if "broken" in record.getMessage()]
+    assert line.endswith(f"(requests without an id, first\\nof all, {', '.join(ids[2:16])} and 4 more)")
+
+
 async def test_a_request_that_ends_while_its_batch_runs_is_not_the_others_failure(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
