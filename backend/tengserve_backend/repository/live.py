@@ -46,6 +46,9 @@ _MAX_TOLD = 100
 
 _ALL = "*"
 
+_TRITONS_REFUSAL = "explicit model load / unload is not allowed if polling is enabled"
+"""Clients look for it."""
+
 _log = logging.getLogger(__name__)
 
 _Fingerprint = tuple[tuple[str, int, int], ...]
@@ -244,13 +247,14 @@ class LiveRepository:
         warn_of_name(name)
 
     def _check_explicit(self) -> None:
-        if self.mode is not ControlMode.EXPLICIT:
-            # Compared by clients, whatever the mode really is.
-            raise ControlError(
-                "explicit model load / unload is not allowed if polling is enabled"
-                " (this server loads by request when it is started with --model-control-mode explicit)",
-                code=ErrorCode.UNAVAILABLE,
-            )
+        if self.mode is ControlMode.EXPLICIT:
+            return
+        how = "this server loads by request when it is started with --model-control-mode explicit"
+        text = f"{_TRITONS_REFUSAL} ({how})"
+        if self.mode is ControlMode.NONE:
+            # Triton says the same where nothing is polled.
+            text = f"the model control mode is none: no request loads or unloads a model; {how} ({_TRITONS_REFUSAL})"
+        raise ControlError(text, code=ErrorCode.UNAVAILABLE)
 
     def _load(self, name: str, config_json: str | None, files: Mapping[str, bytes]) -> None:
         self._forget_gone(name)
