@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 
@@ -17,6 +18,7 @@ from tengserve_backend.errors import (
     ErrorCode,
     ModelNotFoundError,
     ModelNotReadyError,
+    RequestError,
     ShuttingDownError,
     TengserveError,
     shown,
@@ -81,16 +83,12 @@ class RepositoryControl:
 
     async def load(self, name: str, config_json: str | None, files: Mapping[str, bytes]) -> None:
         """See ModelControl."""
-        self._check_draining()
-        _log.info("model %s: a client asks to load it", shown(name))
-        await self._changes.run(lambda: self._live.load(name, config_json, files))
+        await self._change(name, "load", lambda: self._live.load(name, config_json, files))
 
     async def unload(self, name: str, *, unload_dependents: bool) -> None:
         """See ModelControl."""
-        self._check_draining()
-        _log.info("model %s: a client asks to unload it", shown(name))
         try:
-            await self._changes.run(lambda: self._live.unload(name, unload_dependents=unload_dependents))
+            await self._change(name, "unload", lambda: self._live.unload(name, unload_dependents=unload_dependents))
         except ModelNotFoundError as error:
             raise _unknown(name, "") from error
 
@@ -138,9 +136,37 @@ class RepositoryControl:
         """See ModelControl."""
         return self._log.update(changes)
 
-    def _check_draining(self) -> None:
-        if self._draining():
-            raise ShuttingDownError("The server is stopping.")
+    async def _change(self, name: str, verb: str, change: Callable[[], None]) -> None:
+        """Load or unload a model in a thread; the log tells how it ended, also when its caller has gone by then.
+
+        What the client sent besides the name (a configuration, files) may be secret, and is not logged, but for the one
+        value that a reason complains of.
+        """
+        begun = False
+
+        def told() -> None:
+            nonlocal begun
+            begun = True
+            began = time.monotonic()
+            try:
+                change()
+            except TengserveError as error:
+                _log.warning("model %s: a client's %s %s: %s", shown(name), verb, _ending(error), error.message)
+                raise
+            except Exception as error:
+                # Who asked logs the whole of it.
+                _log.error("model %s: a client's %s failed: %s", shown(name), verb, type(error).__name__)
+                raise
+            _log.info("model %s: %sed for a client in %.1f s", shown(name), verb, time.monotonic() - began)
+
+        try:
+            if self._draining():
+                raise ShuttingDownError("The server is stopping.")
+            await self._changes.run(told)
+        except TengserveError as error:
+            if not begun:
+                _log.warning("model %s: a client's %s was refused: %s", shown(name), verb, error.message)
+            raise
 
     async def _poll(self, every_s: float) -> None:
         while True:
@@ -153,6 +179,14 @@ class RepositoryControl:
                 _log.error("the model repository was not polled: %s", error.message)
             except Exception:  # noqa: BLE001 - a disk may fail in many ways, and the next poll may succeed
                 _log.exception("the model repository was not polled")
+
+
+def _ending(error: TengserveError) -> str:
+    """Whether anything was tried."""
+    refused = isinstance(error, (RequestError, ShuttingDownError)) or (
+        isinstance(error, ControlError) and error.code is ErrorCode.UNAVAILABLE
+    )
+    return "was refused" if refused else "failed"
 
 
 def _unknown(name: str, version: str) -> ModelNotFoundError:

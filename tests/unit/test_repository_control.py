@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -104,6 +106,43 @@ async def test_nothing_begins_while_the_server_drains(served: Served, tmp_path: 
         await served.control.load("good", None, {})
     with pytest.raises(ShuttingDownError):
         await served.control.unload("good", unload_dependents=False)
+
+
+async def test_the_log_tells_how_each_change_ended_and_nothing_that_a_client_sent(
+    served: Served, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "tengserve_adapter")
+    add(tmp_path, "good")
+    add(tmp_path, "bad", "broken")
+    secret = '{"backend": "python", "parameters": {"key": {"string_value": "hunter2"}}}'
+    await served.control.load("good", secret, {"1/model.py": b"# hunter2"})
+    await served.control.unload("good", unload_dependents=False)
+    with pytest.raises(ControlError):
+        await served.control.load("bad", secret, {})
+    with pytest.raises(ModelNotFoundError):
+        await served.control.unload("nobody", unload_dependents=False)
+    served.draining = True
+    with pytest.raises(ShuttingDownError):
+        await served.control.load("good", None, {})
+    told = [record.getMessage() for record in caplog.records if record.name.startswith("tengserve_adapter")]
+    patterns = [
+        r"model good: loaded for a client in \d+\.\d s",
+        r"model good: unloaded for a client in \d+\.\d s",
+        r"model bad: a client's load failed: .*the model says no.*",
+        r"model nobody: a client's unload was refused: .*",
+        r"model good: a client's load was refused: The server is stopping\.",
+    ]
+    assert len(told) == len(patterns)
+    for line, pattern in zip(told, patterns, strict=True):
+        assert re.fullmatch(pattern, line), line
+    assert "hunter2" not in caplog.text
+
+
+async def test_the_log_tells_that_the_mode_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    served = Served(tmp_path, ControlMode.NONE)
+    with pytest.raises(ControlError):
+        await served.control.load("good", None, {})
+    assert "model good: a client's load was refused: the model control mode is none" in caplog.text
 
 
 async def test_polling_goes_on_after_a_failure(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
