@@ -1,4 +1,5 @@
-// The matrix unit's tiles: eight of 16 rows of 64 bytes. A row of a product depends on its own row of the left factor only.
+// The matrix unit's tiles: eight of 16 rows of 64 bytes. A row of a product depends on its own row of the left factor
+// only.
 #pragma once
 
 #include <immintrin.h>

@@ -1,6 +1,6 @@
-// Attention of up to 16 query rows by the matrix unit, for bfloat16 with key_dim a multiple of 32 and value_dim of 16.
-// Weights are rounded to bfloat16 before they meet the values. One row and sixteen take the same way, so a row has the same
-// bits in any tile.
+// Attention of up to 16 query rows by the matrix unit, for bfloat16 with key_dim a multiple of 32 and value_dim of
+// 16. Weights are rounded to bfloat16 before they meet the values. One row and sixteen take the same way, so a row
+// has the same bits in any tile.
 #pragma once
 
 #include "amx.h"
@@ -99,7 +99,8 @@ inline void pair_values(const AttentionTile<Bf16>& tile, int64_t start, int64_t 
   }
 }
 
-// Weighted values of kTiles times 16 columns from column0 on. Groups of 32 keys begin at multiples of 32, whatever the tile.
+// Weighted values of kTiles times 16 columns from column0 on. Groups of 32 keys begin at multiples of 32, whatever
+// the tile.
 template <int kTiles>
 inline void weighted_values_amx(const AttentionTile<Bf16>& tile, int64_t begin, int64_t end, const Bf16* weights,
                                 int64_t column0, AttentionSums& sums) {

@@ -1,5 +1,5 @@
-// Attention of one tile of query rows over part of its keys, see kernels.h. Two passes a part: all scores, which stay in
-// the first-level cache, then the weighted values.
+// Attention of one tile of query rows over part of its keys, see kernels.h. Two passes a part: all scores, which stay
+// in the first-level cache, then the weighted values.
 #pragma once
 
 #include "kernels.h"
@@ -103,8 +103,8 @@ inline Vec masked_scores(const AttentionTile<T>& tile, Vec sums, int r, int64_t 
   return x;
 }
 
-// A row's scores of a part become weights relative to the largest of them, and their sum. A row that sees nothing of the
-// part has weights of zero.
+// A row's scores of a part become weights relative to the largest of them, and their sum. A row that sees nothing of
+// the part has weights of zero.
 template <typename T, typename W>
 inline void weigh_row(const AttentionTile<T>& tile, int r, int64_t begin, int64_t end, Vec largest, const float* scores,
                       int64_t columns, W* weights, AttentionSums& sums) {

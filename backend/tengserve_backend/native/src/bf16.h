@@ -1,5 +1,5 @@
-// bfloat16 as the kernels see it: 16 bits, the upper half of a float32. Included by units of every instruction set, hence
-// the anonymous namespace: the linker must never take a function compiled for another set.
+// bfloat16 as the kernels see it: 16 bits, the upper half of a float32. Included by units of every instruction set,
+// hence the anonymous namespace: the linker must never take a function compiled for another set.
 #pragma once
 
 #include <cstdint>

@@ -1,9 +1,9 @@
 // What the operators call and each instruction set provides: a table of functions. Tensors are checked before; nothing
 // here checks again.
 //
-// A row of a result depends on that row's own inputs alone, bit for bit: however many rows a call has, whichever thread
-// computes it and wherever its sequence lies in a batch. Therefore every sum runs over its terms in an order that follows
-// from the row's own position and the sizes, never from the tile that the row happens to be in.
+// A row of a result depends on that row's own inputs alone, bit for bit: however many rows a call has, whichever
+// thread computes it and wherever its sequence lies in a batch. Therefore every sum runs over its terms in an order
+// that follows from the row's own position and the sizes, never from the tile that the row happens to be in.
 #pragma once
 
 #include <cstdint>
@@ -24,8 +24,9 @@ constexpr int64_t kPanelColumns = 32;
 
 // Query rows of one sequence that share a key and value head.
 //
-// Pages of one head: keys are [key_dim][16] in float32, and in bfloat16 [key_dim / 2][16][2], that is pairs of dimensions,
-// then [16] for an odd last one; so a register holds sixteen keys and no sum runs across it. Values are [16][value_dim].
+// Pages of one head: keys are [key_dim][16] in float32, and in bfloat16 [key_dim / 2][16][2], that is pairs of
+// dimensions, then [16] for an odd last one; so a register holds sixteen keys and no sum runs across it. Values are
+// [16][value_dim].
 template <typename T>
 struct AttentionTile {
   const T* keys;           // of the head in block 0

@@ -1,6 +1,6 @@
-// The table of the instruction set that a unit is compiled for: the unit includes its vec_*.h, then this, and defines its
-// Level by make_level. Such a unit includes no C++ library and no torch: the linker could take a function compiled here
-// for the whole program, and a lesser CPU would fault in it.
+// The table of the instruction set that a unit is compiled for: the unit includes its vec_*.h, then this, and defines
+// its Level by make_level. Such a unit includes no C++ library and no torch: the linker could take a function
+// compiled here for the whole program, and a lesser CPU would fault in it.
 #pragma once
 
 #include "vec_math.h"

@@ -13,7 +13,8 @@
 namespace tengserve {
 namespace {
 
-// Rows of x that one task takes at most, a multiple of a tile's: with many threads and few panels there must be more tasks than panels.
+// Rows of x that one task takes at most, a multiple of a tile's: with many threads and few panels there must be more
+// tasks than panels.
 constexpr int64_t kTaskRows = 96;
 // Multiplications of a call below which no second thread is woken.
 constexpr int64_t kWorthThreads = 1 << 15;
@@ -149,7 +150,8 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& packed, const std::opti
   const at::Tensor rows = prepare(x, in_features, level().bf16_rows);
   with_dtype(x, [&](auto t) {
     using T = decltype(t);
-    multiply<T>(rows, x.numel() / in_features, packed, bias ? memory<const T>(*bias) : nullptr, padded_in, out_features, memory<T>(out));
+    multiply<T>(rows, x.numel() / in_features, packed, bias ? memory<const T>(*bias) : nullptr, padded_in,
+                out_features, memory<T>(out));
   });
   return out;
 }

@@ -1,5 +1,5 @@
-// The bfloat16 linear by the matrix unit: up to 32 rows of x times the 32 columns of a panel, 32 inputs a step. Any number
-// of rows goes through it, so a row has the same bits in any company.
+// The bfloat16 linear by the matrix unit: up to 32 rows of x times the 32 columns of a panel, 32 inputs a step. Any
+// number of rows goes through it, so a row has the same bits in any company.
 #pragma once
 
 #include "amx.h"

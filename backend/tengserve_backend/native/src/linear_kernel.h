@@ -84,7 +84,9 @@ void linear_tile(const LinearTask<T>& task, int64_t row0, int64_t column0) {
   }
   const T* step = task.panel + column0 * kStep;
   for (int64_t k = 0; k < task.in; k += kStep, step += kStep * kPanelColumns) {
-    for (int c = 0; c < kVecs; ++c) __builtin_prefetch(reinterpret_cast<const char*>(step + c * kStep * kLanes) + kAhead);
+    for (int c = 0; c < kVecs; ++c) {
+      __builtin_prefetch(reinterpret_cast<const char*>(step + c * kStep * kLanes) + kAhead);
+    }
     multiply_step<R, kVecs>(x, k, step, out);
   }
   for (int c = 0; c < kVecs && column0 + c * kLanes < task.columns; ++c) {

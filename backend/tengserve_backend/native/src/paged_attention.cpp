@@ -14,7 +14,8 @@
 namespace tengserve {
 namespace {
 
-// Fewer tiles a thread than this, and a tile is split into the parts of its keys, for the threads would not be busy evenly.
+// Fewer tiles a thread than this, and a tile is split into the parts of its keys, for the threads would not be busy
+// evenly.
 constexpr int64_t kTilesAThread = 4;
 // Scores of a call below which no second thread is woken.
 constexpr int64_t kWorthThreads = 4096;
@@ -163,7 +164,8 @@ struct Call {
       scores += place.rows * (place.end - place.begin);
       if (split && next_part(place.begin) < place.end) {
         kept.push_back(i);
-        each_part(place.begin, place.end, [&](int64_t begin, int64_t end) { tasks.push_back({i, begin, end, sums++}); });
+        each_part(place.begin, place.end,
+                  [&](int64_t begin, int64_t end) { tasks.push_back({i, begin, end, sums++}); });
       } else {
         tasks.push_back({i, place.begin, place.end, -1});
       }

@@ -19,7 +19,8 @@ inline Pages check_pages(const at::Tensor& keys, const at::Tensor& values, int64
   check_contiguous(values, "values");
   check_size(values, "values", 0, keys.size(0));
   check_size(values, "values", 1, keys.size(1));
-  TORCH_CHECK(keys.size(1) > 0 && keys.size(2) > 0 && values.size(2) > 0, "keys and values must have heads and dimensions");
+  TORCH_CHECK(keys.size(1) > 0 && keys.size(2) > 0 && values.size(2) > 0,
+              "keys and values must have heads and dimensions");
   TORCH_CHECK(block_size == kBlockSize, "block_size must be ", kBlockSize, ", not ", block_size);
   TORCH_CHECK(keys.size(0) % kBlockSize == 0, "keys must have whole blocks of ", kBlockSize, " slots, not ",
               keys.size(0), " slots");

@@ -7,7 +7,9 @@
 #include "operators.h"
 
 TORCH_LIBRARY(tengserve_cpu, m) {
-  m.def("paged_write(Tensor key, Tensor value, Tensor(a!) keys, Tensor(b!) values, Tensor slots, int block_size) -> ()");
+  m.def(
+      "paged_write(Tensor key, Tensor value, Tensor(a!) keys, Tensor(b!) values, Tensor slots, "
+      "int block_size) -> ()");
   m.def(
       "paged_attention(Tensor query, Tensor keys, Tensor values, Tensor block_table, int[] query_ends, int[] contexts, "
       "int block_size, float scale, int? window, int? chunk, float? softcap, Tensor? sinks) -> Tensor");

@@ -1,4 +1,5 @@
-// What a model does to a row between its linears, see kernels.h. Roundings are those of the torch code that it replaces.
+// What a model does to a row between its linears, see kernels.h. Roundings are those of the torch code that it
+// replaces.
 #pragma once
 
 #include "kernels.h"
