@@ -74,7 +74,7 @@ PROMPTS = [prompt(length, length) for length in (1, 5, 127, 128, 129, 40, 300, 1
 
 
 async def test_portable_answers_are_those_of_the_cpu_alone_and_in_a_batch(start: Start) -> None:
-    cpu = start("cpu", dtype="float32")
+    cpu = start("cpu", dtype="float32", cpu_kernels="off")
     expected = [await ids(cpu, each) for each in PROMPTS]
     engine = start(**_PORTABLE)
     assert (engine.info.device, engine.info.attention_tier) == ("npu:0", "portable")
@@ -87,7 +87,7 @@ async def test_a_snapshot_buffer_that_is_used_again_too_early_shows_in_the_answe
     start: Start, npu: State, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The fault that `NpuDevice.upload` avoids, planted: copies that nobody waits for, out of one buffer."""
-    cpu = start("cpu", dtype="float32")
+    cpu = start("cpu", dtype="float32", cpu_kernels="off")
     expected = [await ids(cpu, each) for each in PROMPTS[:3]]
     buffer = torch.empty(65536, dtype=torch.int32).pin_memory()
 
@@ -141,7 +141,7 @@ async def test_preemption_changes_no_answer(start: Start, settings: dict[str, An
 
 async def test_a_seeded_answer_is_the_cpus(start: Start) -> None:
     sampling = {"do_sample": True, "temperature": 1.3, "top_k": 40, "top_p": 0.9, "seed": 7, "repetition_penalty": 1.2}
-    expected = await ids(start("cpu", dtype="float32"), PROMPTS[2], 24, **sampling)
+    expected = await ids(start("cpu", dtype="float32", cpu_kernels="off"), PROMPTS[2], 24, **sampling)
     engine = start(**_PORTABLE)
     together = await asyncio.gather(*(ids(engine, PROMPTS[2], 24, **sampling) for _ in range(3)))
     assert together == [expected] * 3

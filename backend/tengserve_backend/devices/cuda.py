@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import torch
 
+from tengserve_backend.devices.base import DeviceBackend
 from tengserve_backend.errors import ConfigurationError
 from tengserve_backend.execution.attention.portable import PortableAttention
 from tengserve_backend.execution.attention.tier import AttentionNeeds, AttentionTier
@@ -24,6 +26,10 @@ class CudaDevice:
     def __init__(self, index: int) -> None:
         self.name = f"cuda:{index}"
         self.torch_device = torch.device("cuda", index)
+
+    def upgrade(self) -> Future[DeviceBackend | None] | None:
+        """Nothing is to come."""
+        return None
 
     def default_dtype(self, checkpoint: torch.dtype) -> torch.dtype:
         """As stored, but bfloat16 for float32 weights where the GPU has it."""
@@ -54,6 +60,11 @@ class CudaDevice:
 
     def fuse(self, model: Any, wanted: Collection[str]) -> Sequence[str]:
         """Nothing to fuse."""
+        return []
+
+    def fuse_in_pieces(self, model: Any, run: Callable[[], object]) -> Generator[None, None, Sequence[str]]:
+        """It is never an upgrade."""
+        yield from ()
         return []
 
     def measure_peak(self, run: Callable[[], None]) -> int:

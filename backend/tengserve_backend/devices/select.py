@@ -15,15 +15,17 @@ from tengserve_backend.devices.npu.device import NpuDevice
 from tengserve_backend.devices.npu.environment import visibility
 from tengserve_backend.devices.npu.guard import import_torch
 from tengserve_backend.errors import ConfigurationError, DeviceLostError
+from tengserve_backend.native.load import cpu_library
 
 _log = logging.getLogger(__name__)
 
 
-def select_device(setting: str) -> DeviceBackend:
+def select_device(setting: str, *, cpu_kernels: bool = True) -> DeviceBackend:
     """The device that the `device` setting names.
 
     Args:
         setting: auto, npu, npu:N, cuda, cuda:N or cpu; auto is the first of NPU, CUDA and CPU that there is.
+        cpu_kernels: whether a CPU computes with our own operators; they are built where they are not there yet.
 
     Raises:
         ConfigurationError: the machine has no such device.
@@ -37,7 +39,7 @@ def select_device(setting: str) -> DeviceBackend:
         return _npu(setting, index)
     if kind == "cuda":
         return _cuda(setting, index)
-    return CpuDevice()
+    return CpuDevice(cpu_library() if cpu_kernels else None)
 
 
 def _npu(setting: str, index: int) -> NpuDevice:

@@ -16,6 +16,7 @@ from tengserve_backend.engine.native import ModelDefaults, NativeEngine
 from tengserve_backend.engine.recovery import device_lost
 from tengserve_backend.errors import ConfigurationError, TengserveError
 from tengserve_backend.execution.attention.tier import AttentionTier
+from tengserve_backend.execution.changeover import RunningModel, change_over
 from tengserve_backend.execution.choose import ForwardChoice, build_forward, choose_forward
 from tengserve_backend.execution.forward import ModelForward, compute
 from tengserve_backend.execution.loader import (
@@ -57,7 +58,7 @@ def load_engine(
         DeviceLostError: the device failed meanwhile.
     """
     progress("reading the configuration", 0.0)
-    device = select_device(source.settings.device)
+    device = select_device(source.settings.device, cpu_kernels=source.settings.cpu_kernels == "auto")
     try:
         return _load(source, weights_dir, progress, device, step_profile)
     except TengserveError:
@@ -133,7 +134,7 @@ def _load(
     if choice.reason:
         _log.warning("model %s runs one sequence at a time, which is slower: %s", info.name, choice.reason)
     progress("starting", 1.0)
-    return assemble(
+    engine = assemble(
         forward=forward,
         info=info,
         defaults=ModelDefaults(
@@ -152,6 +153,24 @@ def _load(
         if step_profile is None
         else StepProfile(step_profile / f"{source.name}-{source.version}.trace.json"),
     )
+    if (upgrade := device.upgrade()) is not None:
+        running = RunningModel(
+            name=source.name,
+            model=model,
+            forward=forward,
+            choice=choice,
+            dtype=dtype,
+            vocab_size=vocab_size,
+            portable=settings.attention == "portable",
+        )
+        upgrade.add_done_callback(lambda done: _use(done.result(), running, engine))
+    return engine
+
+
+def _use(device: DeviceBackend | None, running: RunningModel, engine: NativeEngine) -> None:
+    """Let a model go over to its device as it has become, if it has."""
+    if device is not None:
+        engine.interleave(lambda blocks: change_over(running, device, blocks))
 
 
 def _dtype(settings: ModelSettings, config: Any, device: DeviceBackend) -> torch.dtype:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from tengserve_backend.devices.base import DeviceBackend
@@ -34,6 +34,8 @@ from tengserve_backend.scheduling.sequence import Sequence
 _log = logging.getLogger(__name__)
 
 _JOIN_TIMEOUT_S = 60.0
+# Between two steps; a step takes tens of milliseconds.
+_INTERLEAVED_S = 0.05
 
 
 @dataclass(slots=True, eq=False)
@@ -74,6 +76,11 @@ class _Abort:
 
 
 @dataclass(frozen=True, slots=True)
+class _Interleave:
+    work: Iterator[None]
+
+
+@dataclass(frozen=True, slots=True)
 class _Stop:
     pass
 
@@ -107,9 +114,10 @@ class EngineLoop:
         self._admission = admission
         self._now = now
         self._clock = clock or NoClock()
-        self._inbox: queue.SimpleQueue[_Submit | _Abort | _Stop] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[_Submit | _Abort | _Interleave | _Stop] = queue.SimpleQueue()
         self._outbox = Outbox()
         self._jobs: dict[int, Job] = {}
+        self._interleaved: Iterator[None] | None = None
         self._stopping = False
         self._ending = threading.Lock()
         self._ended: TengserveError | None = None
@@ -138,6 +146,18 @@ class EngineLoop:
         """End a request; harmless when it has ended."""
         self._inbox.put(_Abort(seq_id))
 
+    def interleave(self, work: Iterator[None]) -> None:
+        """Do some work on the engine's thread, a little of it between any two steps.
+
+        An error of it ends the work and goes to the log. One piece of work at a time: another one replaces it.
+
+        Args:
+            work: each turn does a part; the engine must be able to go on after any.
+        """
+        with self._ending:
+            if self._ended is None:
+                self._inbox.put(_Interleave(work))
+
     def stop(self) -> None:
         """End every request and the thread; returns when it has ended."""
         self._inbox.put(_Stop())
@@ -163,6 +183,7 @@ class EngineLoop:
                 self._expire()
                 self._outbox.send()
                 self._step()
+                self._advance()
         except BaseException as error:  # noqa: BLE001  # the thread's last line: whatever it was, waiters must hear of it
             self._end_all(self._failed(error))
         else:
@@ -184,7 +205,7 @@ class EngineLoop:
     def _receive(self) -> None:
         """Take every message; wait for one only when there is nothing to compute."""
         first = None
-        if not self._scheduler.has_work:
+        if not self._scheduler.has_work and self._interleaved is None:
             self._busy_since = None
             first = self._inbox.get()
         self._clock.begin()
@@ -199,7 +220,7 @@ class EngineLoop:
         if self._scheduler.has_work:
             self._busy_since = self._now()
 
-    def _handle(self, message: _Submit | _Abort | _Stop) -> None:
+    def _handle(self, message: _Submit | _Abort | _Interleave | _Stop) -> None:
         if isinstance(message, _Submit):
             job = message.job
             self._jobs[job.sequence.seq_id] = job
@@ -217,6 +238,8 @@ class EngineLoop:
             if aborted is not None:
                 self.statistics.aborted += 1
                 self._remove(aborted)
+        elif isinstance(message, _Interleave):
+            self._interleaved = message.work
         else:
             self._stopping = True
 
@@ -251,6 +274,22 @@ class EngineLoop:
         self._outbox.send()
         self._clock.mark(Phase.DELIVER)
         self._clock.end(len(step.sequences), step.total_tokens)
+
+    def _advance(self) -> None:
+        work = self._interleaved
+        if work is None:
+            return
+        began = self._now()
+        try:
+            while self._now() - began < _INTERLEAVED_S:
+                next(work)
+        except StopIteration:
+            self._interleaved = None
+        except Exception as error:  # whatever it is, the requests can go on as before
+            if self._device.is_fault(error):
+                raise
+            self._interleaved = None
+            _log.error("work between the steps of model %s failed and is left", self._name, exc_info=error)
 
     def _started(self, job: Job, now: float) -> None:
         if not job.started:
@@ -322,5 +361,6 @@ class EngineLoop:
             self._admission.leave()
         self._jobs.clear()
         self._outbox.send()
+        self._interleaved = None
         # The model and its pages go with it, whoever still holds the engine.
         del self._runner

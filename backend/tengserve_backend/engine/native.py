@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import itertools
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -132,6 +133,20 @@ class NativeEngine:
             prefix_hit_tokens=self._prefixes.hit_tokens,
             statistics=self._loop.statistics.snapshot(),
         )
+
+    def interleave(self, work: Callable[[Callable[[], Sequence[int]]], Generator[None, None, str]]) -> None:
+        """Change how the model runs while it serves, from any thread; harmless when the engine has ended.
+
+        Args:
+            work: given a function that tells which cache blocks hold something, does a part at each turn, on the
+                engine's thread between two steps; returns the attention tier from then on.
+        """
+
+        def noted() -> Iterator[None]:
+            tier = yield from work(self._pool.holding)
+            self._info = dataclasses.replace(self._info, attention_tier=tier)
+
+        self._loop.interleave(noted())
 
     async def drain(self, timeout_s: float) -> bool:
         """See Engine."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,6 +41,8 @@ class ForwardChoice:
         block_size: tokens a block.
         logit_width: scores that the model gives a token.
         shapes: what each attention layer keeps for a token; none when not packed.
+        needs: what its layers ask of attention; none when not packed.
+        expected: transformers' own answer to the self-check.
     """
 
     attention: AttentionTier | None
@@ -47,7 +50,9 @@ class ForwardChoice:
     bytes_per_token: int
     block_size: int
     logit_width: int
+    expected: torch.Tensor = field(compare=False, repr=False)
     shapes: Mapping[int, LayerShape] = field(default_factory=dict)
+    needs: frozenset[AttentionNeeds] = frozenset()
 
     @property
     def packed(self) -> bool:
@@ -82,13 +87,11 @@ def choose_forward(
         attention = ObservedAttention(PortableAttention())
         choice = _try_packed(model, attention, device, expected, vocab_size=vocab_size, dtype=dtype)
         if isinstance(choice, ForwardChoice):
-            for tier in device.attention_tiers(attention.needs(), dtype):
-                if portable and not isinstance(tier, PortableAttention):
-                    continue
-                best = _try_tier(model, tier, attention.needs(), device, expected, vocab_size=vocab_size, dtype=dtype)
-                if best is not None:
-                    return best
-            raise AssertionError("the portable tier, which the device offers last, has just passed")
+            choice = dataclasses.replace(choice, needs=attention.needs())
+            if not portable:
+                tier = choose_attention(choice, model, device, vocab_size=vocab_size, dtype=dtype)
+                choice = dataclasses.replace(choice, attention=tier, block_size=tier.block_size)
+            return choice
         reason = choice
         model.set_attn_implementation(native)
     alone = _per_sequence(model, device.torch_device, expected.shape[1])
@@ -97,7 +100,31 @@ def choose_forward(
         raise ConfigurationError(
             f"{type(model).__name__} cannot be served. Packed: {reason}. One sequence at a time: {fault}"
         )
-    return ForwardChoice(None, reason, _cache_bytes_per_token(model, dtype), alone.block_size, alone.logit_width)
+    return ForwardChoice(
+        None, reason, _cache_bytes_per_token(model, dtype), alone.block_size, alone.logit_width, expected
+    )
+
+
+def choose_attention(
+    choice: ForwardChoice, model: Any, device: DeviceBackend, *, vocab_size: int, dtype: torch.dtype
+) -> AttentionTier:
+    """The best of a device's tiers that is right for a model, with a warning for each before it that is not.
+
+    Args:
+        choice: how the model runs packed; the portable tier has passed for it.
+        model, device, vocab_size, dtype: as in `choose_forward`. The model's attention is ours.
+    """
+    for tier in device.attention_tiers(choice.needs, dtype):
+        if isinstance(tier, PortableAttention):
+            return tier
+        fault = find_attention_fault(tier, choice.needs, device, dtype=dtype)
+        if not fault:
+            tried = _try_packed(model, tier, device, choice.expected, vocab_size=vocab_size, dtype=dtype)
+            if isinstance(tried, ForwardChoice):
+                return tier
+            fault = tried
+        _log.warning("attention tier %s is not used: in its self-check %s", tier.name, fault)
+    raise AssertionError("every device offers the portable tier last")
 
 
 def build_forward(
@@ -175,28 +202,7 @@ def _try_packed(
         return reason
     shapes = cache.shapes
     bytes_per_token = sum(shape.bytes_per_token(dtype) for shape in shapes.values())
-    return ForwardChoice(attention, "", bytes_per_token, attention.block_size, forward.logit_width, shapes)
-
-
-def _try_tier(
-    model: Any,
-    tier: AttentionTier,
-    needs: Collection[AttentionNeeds],
-    device: DeviceBackend,
-    expected: torch.Tensor,
-    *,
-    vocab_size: int,
-    dtype: torch.dtype,
-) -> ForwardChoice | None:
-    """The packed forward with one of the device's tiers, or None, with a warning, when it is not right here."""
-    fault = ""
-    if not isinstance(tier, PortableAttention):
-        fault = find_attention_fault(tier, needs, device, dtype=dtype)
-    choice = fault or _try_packed(model, tier, device, expected, vocab_size=vocab_size, dtype=dtype)
-    if isinstance(choice, ForwardChoice):
-        return choice
-    _log.warning("attention tier %s is not used: in its self-check %s", tier.name, choice)
-    return None
+    return ForwardChoice(attention, "", bytes_per_token, attention.block_size, forward.logit_width, expected, shapes)
 
 
 def _packed(model: Any, cache: PagedKVCache, attention: AttentionTier, logit_width: int) -> PackedForward:

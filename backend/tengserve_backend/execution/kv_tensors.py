@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -65,6 +65,11 @@ class PagedKVCache:
             index: LayerShape(layer.keys.shape[1], layer.keys.shape[2], layer.values.shape[2])
             for index, layer in self._layers.items()
         }
+
+    @property
+    def layers(self) -> Collection[LayerCache]:
+        """Pages of all layers so far."""
+        return self._layers.values()
 
     def layer(self, layer_idx: int, shape: LayerShape) -> LayerCache:
         """A layer's pages, made at its first use."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -69,6 +70,29 @@ class PackedForward:
             return _by_part(step, output.logits.squeeze(0))
 
         return compute
+
+    @torch.inference_mode()
+    def change_attention(self, attention: AttentionTier, blocks: Sequence[int]) -> None:
+        """Attend in another way from now on; what is in the cache stays there, in the other's layout.
+
+        Args:
+            attention: of the same block size; the one so far is the portable one, which has a slot a token.
+            blocks: those that hold something.
+
+        Raises:
+            ValueError: the blocks have another size.
+        """
+        if attention.block_size != self.block_size:
+            raise ValueError(f"blocks of {self.block_size} tokens cannot become blocks of {attention.block_size}")
+        if blocks:
+            count = len(blocks) * self.block_size
+            snapshot = Snapshot()
+            whole = Step(-1, (ScheduledSequence(-1, 0, (0,) * count, tuple(blocks), samples=False),))
+            batch = pack(whole, snapshot, block_size=self.block_size).on(snapshot.upload(lambda host: host))
+            for pages in self._cache.layers:
+                keys, values = (tensor[batch.slots] for tensor in (pages.keys, pages.values))
+                attention.write(pages, batch, keys, values)
+        self._attention = attention
 
     def release(self, seq_id: int) -> None:
         """Nothing: all that is remembered is in the blocks."""

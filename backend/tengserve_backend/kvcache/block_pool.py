@@ -73,6 +73,10 @@ class BlockPool:
         """Blocks that hold this many tokens."""
         return -(-tokens // self.block_size)
 
+    def holding(self) -> list[int]:
+        """Blocks that hold something which may be read again: those in use and the cached ones."""
+        return [block for block, entry in enumerate(self._blocks) if entry.users or entry.content is not None]
+
     def allocate(self, count: int) -> list[int]:
         """Hand out blocks with no content, to one user; ask `available` first.
 

@@ -19,8 +19,8 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -165,26 +165,21 @@ def compile_library(compiler: Compiler, folder: Path, *, jobs: int = 1, flags: S
     include = (f"-I{torch_dir / 'include'}", f"-I{torch_dir / 'include/torch/csrc/api/include'}")
     abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}"
 
-    def compile_one(file: Path) -> Path:
-        target = objects / f"{file.stem}.o"
-        _run(
-            [
-                *(compiler.command, *_FLAGS, *_isa_flags(file.stem), *flags, abi, *include),
-                *("-c", str(file), "-o", str(target)),
-            ]
-        )
-        return target
-
-    with ThreadPoolExecutor(jobs, thread_name_prefix="compile") as pool:
-        made = list(pool.map(compile_one, files))
-    _run(
+    made = [objects / f"{file.stem}.o" for file in files]
+    _compilers.run(
         [
-            *(compiler.command, "-shared", *flags, "-o", str(folder / LIBRARY)),
-            *(*map(str, made), f"-L{torch_dir / 'lib'}"),
-            # Without OpenMP's library: torch brings its own, and a second one in the process would have other threads.
-            *("-ltorch_cpu", "-lc10", f"-Wl,-rpath,{torch_dir / 'lib'}"),
-        ]
+            [compiler.command, *_FLAGS, *_isa_flags(file.stem), abi, *include, "-c", str(file), "-o", str(target)]
+            for file, target in zip(files, made, strict=True)
+        ],
+        objects,
+        jobs,
     )
+    link = [
+        *(compiler.command, "-shared", "-o", str(folder / LIBRARY), *map(str, made), f"-L{torch_dir / 'lib'}"),
+        # Without OpenMP's library: torch brings its own, and a second one in the process would have other threads.
+        *("-ltorch_cpu", "-lc10", f"-Wl,-rpath,{torch_dir / 'lib'}"),
+    ]
+    _compilers.run([link], objects, 1)
     shutil.rmtree(objects)
 
 
@@ -196,45 +191,75 @@ def _isa_flags(stem: str) -> tuple[str, ...]:
 
 
 class _Compilers:
-    """The compilers that run now: they end with the process."""
+    """The compilers that run now: they end with the process, and the process does not wait for them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._running: set[subprocess.Popen[str]] = set()
+        self._running: set[subprocess.Popen[bytes]] = set()
         atexit.register(self.kill)
 
-    def run(self, command: list[str]) -> tuple[int, str]:
-        """Run one to its end; its status and what it said."""
-        with self._lock:
-            process = subprocess.Popen(  # noqa: S603  # as above
-                command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-            )
-            self._running.add(process)
+    def run(self, commands: Sequence[list[str]], folder: Path, jobs: int) -> None:
+        """Run commands to their ends.
+
+        Args:
+            commands: in the order in which they are started.
+            folder: takes what they say.
+            jobs: how many run at once.
+
+        Raises:
+            BuildError: one failed; none runs any more.
+        """
+        deadline = time.monotonic() + _BUILD_TIMEOUT_S
+        waiting = list(enumerate(commands))
+        started: list[tuple[subprocess.Popen[bytes], Path]] = []
         try:
-            said, _ = process.communicate(timeout=_BUILD_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
-            raise BuildError(f"{Path(command[0]).name} did not end in {_BUILD_TIMEOUT_S:.0f} s") from None
+            while waiting or started:
+                while waiting and len(started) < jobs:
+                    index, command = waiting.pop(0)
+                    said = folder / f"{index}.log"
+                    started.append((self._start(command, said), said))
+                process, said = started.pop(0)
+                self._wait(process, said, deadline)
         finally:
-            with self._lock:
-                self._running.discard(process)
-        return process.returncode, said
+            for process, _ in started:
+                process.kill()
+                self._forget(process)
 
     def kill(self) -> None:
         """End those that run."""
         with self._lock:
             for process in self._running:
                 process.kill()
+            for process in self._running:
+                process.wait()  # So that it is gone when this process is.
+
+    def _start(self, command: list[str], said: Path) -> subprocess.Popen[bytes]:
+        with self._lock, said.open("wb") as output:
+            process = subprocess.Popen(  # noqa: S603  # the operator's compiler
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
+            )
+            self._running.add(process)
+        return process
+
+    def _wait(self, process: subprocess.Popen[bytes], said: Path, deadline: float) -> None:
+        try:
+            status = process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise BuildError(f"it was not done in {_BUILD_TIMEOUT_S:.0f} s") from None
+        finally:
+            self._forget(process)
+        if status != 0:
+            text = said.read_text("utf-8", "replace")[-_SHOWN_CHARACTERS:]
+            raise BuildError(f"the compiler failed with status {status}: {text}")
+
+    def _forget(self, process: subprocess.Popen[bytes]) -> None:
+        process.wait()
+        with self._lock:
+            self._running.discard(process)
 
 
 _compilers = _Compilers()
-
-
-def _run(command: list[str]) -> None:
-    status, said = _compilers.run(command)
-    if status != 0:
-        raise BuildError(f"{Path(command[0]).name} failed with status {status}: {said[-_SHOWN_CHARACTERS:]}")
 
 
 def main(say: Callable[[str], object] = sys.stdout.write) -> int:

@@ -177,8 +177,9 @@ class ModelSettings:
             "auto, float32, bfloat16 or float16",
             _one_of("auto", "float32", "bfloat16", "float16"),
             "auto",
-            "The number format of weights and activations; `auto` takes what suits the device. A format that the "
-            "device cannot compute in is an error.",
+            "The number format of weights and activations; `auto` takes what suits the device. On a CPU that is "
+            "bfloat16 where it has instructions for it and cpuKernels is auto, else float32; answers of the two may "
+            "differ. A format that the device cannot compute in is an error.",
         ),
     )
     attention: str = field(
@@ -190,6 +191,17 @@ class ModelSettings:
             "auto",
             "How attention is computed: `auto` takes the fastest way of the device that serves the model and passes "
             "its check against the CPU, `portable` plain torch operators.",
+        ),
+    )
+    cpu_kernels: str = field(
+        default="auto",
+        metadata=_setting(
+            "cpuKernels",
+            "auto or off",
+            _one_of("auto", "off"),
+            "auto",
+            "Whether a CPU computes with kernels of our own: `auto` builds them at the first start, with the system's "
+            "C++ compiler, and uses them where they give the model's own answer; `off` takes plain torch operators.",
         ),
     )
     npu_fusions: tuple[str, ...] = field(

@@ -24,6 +24,7 @@ class FailingDevice(CpuDevice):
     """A device that raises one error as soon as a model is on it."""
 
     def __init__(self, error: Exception) -> None:
+        super().__init__()
         self._error = error
 
     def fuse(self, model: object, wanted: object) -> list[str]:
@@ -39,7 +40,7 @@ class FailingDevice(CpuDevice):
 def loaded_on(
     device: CpuDevice, folder: Path, monkeypatch: pytest.MonkeyPatch, settings: ModelSettings | None = None
 ) -> NativeEngine:
-    monkeypatch.setattr(load, "select_device", lambda setting: device)
+    monkeypatch.setattr(load, "select_device", lambda setting, **_: device)
     build_tiny_model(folder)
     source = ModelSource("m", "1", folder, settings or ModelSettings())
     return load.load_engine(source, folder, lambda stage, fraction: None)
@@ -63,6 +64,7 @@ class LimitedDevice(CpuDevice):
     """One whose attention does not take everything, and that measures how much memory a step needs."""
 
     def __init__(self, limits: TierLimits = UNLIMITED) -> None:
+        super().__init__()
         self.tier = PortableAttention(128)
         self.tier.limits = limits
         self.held: list[int] = []

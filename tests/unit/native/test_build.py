@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -167,6 +169,23 @@ def test_no_compiler_is_said_once(
     assert [load.cpu_library().result(0) for _ in range(3)] == [None] * 3
     (line,) = [record.getMessage() for record in caplog.records]
     assert "there is no C++ compiler" in line
+
+
+def test_a_process_that_ends_does_not_wait_for_a_build(toolbox: Toolbox) -> None:
+    os.mkfifo(toolbox.state / "gate")
+    toolbox.compiler.write_text(
+        COMPILER.replace("echo made", 'echo $$ > "$STATE/pid"; read _ < "$STATE/gate"\necho made')
+    )
+    program = (
+        "import pathlib, threading; from tengserve_backend.native import build, load; "
+        f"build.SOURCES = pathlib.Path({str(toolbox.sources)!r}); load.cpu_library()\n"
+        f"pid = pathlib.Path({str(toolbox.state / 'pid')!r})\n"
+        "while not (pid.exists() and pid.read_text()): threading.Event().wait(0.01)"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", program], env=environment, timeout=100, check=True)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((toolbox.state / "pid").read_text()), 0)
 
 
 def test_whoever_asks_does_not_wait_for_a_build(toolbox: Toolbox, caplog: pytest.LogCaptureFixture) -> None:

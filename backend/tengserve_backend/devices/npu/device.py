@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import torch
 
+from tengserve_backend.devices.base import DeviceBackend
 from tengserve_backend.devices.npu import errors
 from tengserve_backend.devices.npu.family import NpuFamily
 from tengserve_backend.devices.npu.fusion import fuse
@@ -45,6 +47,10 @@ class NpuDevice:
         self._capabilities = capabilities()
         _log.info("%s is %s, %s, with %s", self.name, self.soc, self.family.value, installed_versions(os.environ))
         _log.info("operators of torch-npu: %s", self._capabilities)
+
+    def upgrade(self) -> Future[DeviceBackend | None] | None:
+        """Nothing is to come."""
+        return None
 
     def default_dtype(self, checkpoint: torch.dtype) -> torch.dtype:
         """As stored for weights of half precision, and bfloat16 for any other; float16 where the chip has no bfloat16.
@@ -97,6 +103,11 @@ class NpuDevice:
         # Projections that became one leave holes, which would count as used when the KV cache is sized.
         _npu().empty_cache()
         return done
+
+    def fuse_in_pieces(self, model: Any, run: Callable[[], object]) -> Generator[None, None, Sequence[str]]:
+        """It is never an upgrade."""
+        yield from ()
+        return []
 
     def measure_peak(self, run: Callable[[], None]) -> int:
         """See DeviceBackend."""

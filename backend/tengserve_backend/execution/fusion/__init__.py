@@ -15,18 +15,21 @@ import torch
 
 from tengserve_backend.execution.fusion.agreement import Left
 from tengserve_backend.execution.fusion.gated_mlp import fuse_gated_mlps
+from tengserve_backend.execution.fusion.linears import pack_linears
 from tengserve_backend.execution.fusion.operators import FusedOperators
 from tengserve_backend.execution.fusion.rms_norm import fuse_rms_norms
 from tengserve_backend.execution.fusion.rotary import fuse_rotary
 
 _log = logging.getLogger(__name__)
 
-_Fusion = Callable[[torch.nn.Module, FusedOperators], Iterator[Left | None]]
+_Fusion = Callable[[torch.nn.Module, FusedOperators, Callable[[], object]], Iterator[Left | None]]
 
 _FUSIONS: Mapping[str, _Fusion] = {
-    "rms_norm": fuse_rms_norms,
-    "rotary": fuse_rotary,
-    "swiglu": fuse_gated_mlps,
+    "rms_norm": lambda model, operators, _: fuse_rms_norms(model, operators),
+    "rotary": lambda model, operators, _: fuse_rotary(model, operators),
+    "swiglu": lambda model, operators, _: fuse_gated_mlps(model, operators),
+    # After the MLPs, whose projections become one layer above.
+    "packed_linear": pack_linears,
 }
 
 
@@ -34,13 +37,14 @@ def fuse(model: torch.nn.Module, operators: FusedOperators) -> list[str]:
     """Replace parts of a model, in place; what was tried and left goes to the log.
 
     Args:
-        model: loaded, on its device, in evaluation mode.
+        model: loaded, on its device, in evaluation mode, with transformers' own attention.
         operators: of the device; what is None stays as it is.
 
     Returns:
         What was replaced, for the log: "rms_norm (65)".
     """
-    pieces = fuse_in_pieces(model, operators)
+    token = torch.zeros(1, 1, dtype=torch.int64, device=next(model.parameters()).device)
+    pieces = fuse_in_pieces(model, operators, run=lambda: model(input_ids=token, use_cache=False))
     while True:
         try:
             next(pieces)
@@ -49,13 +53,19 @@ def fuse(model: torch.nn.Module, operators: FusedOperators) -> list[str]:
             return done
 
 
-def fuse_in_pieces(model: torch.nn.Module, operators: FusedOperators) -> Generator[None, None, list[str]]:
-    """The same, a part at a time: the model can run whenever this has yielded."""
+def fuse_in_pieces(
+    model: torch.nn.Module, operators: FusedOperators, *, run: Callable[[], object]
+) -> Generator[None, None, list[str]]:
+    """The same, a part at a time: the model can run whenever this has yielded.
+
+    Args:
+        run: runs the model on anything; its attention may then be ours.
+    """
     done: list[str] = []
     for name, fusion in _FUSIONS.items():
         count = 0
         left: Counter[Left] = Counter()
-        for outcome in fusion(model, operators):
+        for outcome in fusion(model, operators, run):
             if outcome is None:
                 count += 1
             else:

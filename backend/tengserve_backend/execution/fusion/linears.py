@@ -1,0 +1,216 @@
+"""Linear layers over packed weights: in the order in which the device's operator reads them, once in memory.
+
+Layers that a model calls one after the other on the same input become one product: each of them gives its part of it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from tengserve_backend.execution.fusion.agreement import Left, disagreement, random_input
+from tengserve_backend.execution.fusion.operators import FusedOperators, PackedLinearOperators
+from tengserve_backend.execution.fusion.replacing import Replacement, replace_modules
+
+_log = logging.getLogger(__name__)
+
+# Siblings that transformers' models call on the same input, by their names.
+_GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+_TRIED_ROWS = 3
+
+
+class PackedLinear(torch.nn.Module):
+    """torch.nn.Linear, but for its weight.
+
+    Args:
+        operators: that compute it.
+        weight: [out, in]; packed here, and not kept.
+        bias: [out], or None.
+    """
+
+    def __init__(self, operators: PackedLinearOperators, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        # Plain attributes: torch finds those of a module without a search, and no copy is made for another dtype.
+        self.packed = operators.pack(weight)
+        self.packed_bias = None if bias is None else bias.detach()
+        self._linear = operators.linear
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[..., in] to [..., out]."""
+        return self._linear(x, self.packed, self.packed_bias, self.in_features, self.out_features)
+
+
+class _SharedProduct:
+    """One product in the place of several on the same input, kept until each of them has had its part.
+
+    Args:
+        linear: all the layers as one.
+        sizes: out features of each.
+    """
+
+    def __init__(self, linear: PackedLinear, sizes: Sequence[int]) -> None:
+        self._linear = linear
+        self._sizes = list(sizes)
+        self._x: torch.Tensor | None = None
+        self._parts: dict[int, torch.Tensor] = {}
+
+    def part(self, x: torch.Tensor, index: int) -> torch.Tensor:
+        """One layer's answer, in whatever order they are asked. Another input, or a second question, computes anew."""
+        # The input itself is kept, so no other one can be taken for it.
+        if x is not self._x or index not in self._parts:
+            self._parts = dict(enumerate(self._linear(x).split(self._sizes, -1)))
+            self._x = x
+        part = self._parts.pop(index)
+        if not self._parts:
+            self._x = None
+        return part
+
+
+class LinearPart(torch.nn.Module):
+    """One of several linear layers that are computed as one.
+
+    Args:
+        product: of all of them.
+        index: which one.
+    """
+
+    def __init__(self, product: _SharedProduct, index: int) -> None:
+        super().__init__()
+        self._product = product
+        self._index = index
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[..., in] to [..., out]."""
+        return self._product.part(x, self._index)
+
+
+def pack_linears(model: torch.nn.Module, operators: FusedOperators, run: Callable[[], object]) -> Iterator[Left | None]:
+    """Replace every linear layer that the operator agrees with; its own weight is let go.
+
+    A weight that something else has, as a tied embedding does, stays there besides the packed one. A layer whose
+    weight other code reads, past the layer itself, stays as it is: running the model shows it.
+
+    Args:
+        model: whose layers are replaced.
+        operators: of the device.
+        run: runs the model on anything.
+
+    Yields:
+        as `replace_modules`.
+    """
+    packed = operators.packed_linear
+    if packed is None:
+        return
+    read = _weights_read(model, run)
+    for parent in list(model.modules()):
+        for names in _GROUPS:
+            members = [getattr(parent, name, None) for name in names]
+            if all(_is_plain(member) and id(member) not in read for member in members):
+                yield from _merged(parent, names, members, packed, operators.is_fault)
+            del members
+    embeddings = {id(each.weight) for each in model.modules() if isinstance(each, torch.nn.Embedding)}
+
+    def replacement(module: torch.nn.Module) -> Replacement:
+        if not _is_plain(module):
+            return None
+        if id(module) in read:
+            return Left("Linear", "other code reads its weight")
+        answer = _packed(module, packed, operators.is_fault)
+        if isinstance(answer, PackedLinear) and id(module.weight) in embeddings:
+            size = answer.packed.untyped_storage().nbytes() / 2**20
+            _log.info("the embedding is the head's weight too: packed besides, that takes %.0f MiB more", size)
+        return answer
+
+    yield from replace_modules(model, replacement)
+
+
+@torch.no_grad()
+def _packed(
+    module: Any, operators: PackedLinearOperators, is_fault: Callable[[BaseException], bool]
+) -> PackedLinear | Left:
+    made: list[PackedLinear] = []
+    x = random_input(_TRIED_ROWS, module.in_features, like=module.weight)
+
+    def run() -> torch.Tensor:
+        made.append(PackedLinear(operators, module.weight, module.bias))
+        answer: torch.Tensor = made[0](x)
+        return answer
+
+    reason = disagreement(lambda: module(x), run, is_fault)
+    return Left("Linear", reason) if reason else made[0]
+
+
+@torch.no_grad()
+def _merged(
+    parent: torch.nn.Module,
+    names: Sequence[str],
+    members: Sequence[Any],
+    operators: PackedLinearOperators,
+    is_fault: Callable[[BaseException], bool],
+) -> list[None]:
+    """Put the parts of one product in the place of layers; nothing when they cannot be one, or when that is wrong."""
+    first = members[0]
+    if any(
+        member.in_features != first.in_features
+        or member.weight.dtype != first.weight.dtype
+        or (member.bias is None) != (first.bias is None)
+        for member in members
+    ):
+        return []
+    parts: list[LinearPart] = []
+    x = random_input(_TRIED_ROWS, first.in_features, like=first.weight)
+
+    def run() -> torch.Tensor:
+        weight = torch.cat([member.weight for member in members])
+        bias = None if first.bias is None else torch.cat([member.bias for member in members])
+        product = _SharedProduct(PackedLinear(operators, weight, bias), [member.out_features for member in members])
+        parts.extend(LinearPart(product, index) for index in range(len(members)))
+        return torch.cat([part(x) for part in parts], -1)
+
+    # Why not is said when each is tried alone, afterwards.
+    if disagreement(lambda: torch.cat([member(x) for member in members], -1), run, is_fault):
+        return []
+    for name, part in zip(names, parts, strict=True):
+        parent.add_module(name, part)
+    return [None] * len(parts)
+
+
+def _is_plain(module: object) -> bool:
+    """Quantized or adapted layers are of derived classes, and hooks belong to somebody."""
+    return type(module) is torch.nn.Linear and not module._forward_hooks and not module._forward_pre_hooks
+
+
+class _WatchedLinear(torch.nn.Linear):
+    """A linear layer that remembers whether anybody else reads its weight."""
+
+    read: set[int]
+
+    @property
+    def weight(self) -> torch.Tensor:  # type: ignore[override]  # in the place of the parameter, to see who asks
+        self.read.add(id(self))
+        return self._parameters["weight"]  # type: ignore[return-value]  # a linear layer has one
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weight: Any = self._parameters["weight"]
+        return functional.linear(x, weight, self._parameters["bias"])
+
+
+@torch.no_grad()
+def _weights_read(model: torch.nn.Module, run: Callable[[], object]) -> frozenset[int]:
+    """The linear layers, by id, whose weight is read by other code while the model runs."""
+    plain: list[Any] = [module for module in model.modules() if _is_plain(module)]
+    read: set[int] = set()
+    watched = type("WatchedLinear", (_WatchedLinear,), {"read": read})
+    try:
+        for module in plain:
+            module.__class__ = watched
+        run()
+    finally:
+        for module in plain:
+            module.__class__ = torch.nn.Linear
+    return frozenset(read)
