@@ -168,16 +168,19 @@ def compile_library(compiler: Compiler, folder: Path, *, jobs: int = 1, flags: S
     made = [objects / f"{file.stem}.o" for file in files]
     _compilers.run(
         [
-            [compiler.command, *_FLAGS, *_isa_flags(file.stem), abi, *include, "-c", str(file), "-o", str(target)]
+            [
+                *(compiler.command, *_FLAGS, *_isa_flags(file.stem), *flags, abi, *include),
+                *("-c", str(file), "-o", str(target)),
+            ]
             for file, target in zip(files, made, strict=True)
         ],
         objects,
         jobs,
     )
     link = [
-        *(compiler.command, "-shared", "-o", str(folder / LIBRARY), *map(str, made), f"-L{torch_dir / 'lib'}"),
+        *(compiler.command, "-shared", *flags, "-o", str(folder / LIBRARY), *map(str, made)),
         # Without OpenMP's library: torch brings its own, and a second one in the process would have other threads.
-        *("-ltorch_cpu", "-lc10", f"-Wl,-rpath,{torch_dir / 'lib'}"),
+        *(f"-L{torch_dir / 'lib'}", "-ltorch_cpu", "-lc10", f"-Wl,-rpath,{torch_dir / 'lib'}"),
     ]
     _compilers.run([link], objects, 1)
     shutil.rmtree(objects)
