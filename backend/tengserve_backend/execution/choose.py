@@ -21,7 +21,7 @@ from tengserve_backend.execution.forward import ModelForward
 from tengserve_backend.execution.kv_tensors import LayerShape, PagedKVCache
 from tengserve_backend.execution.packed import PackedForward, chunked_layers
 from tengserve_backend.execution.per_sequence import PerSequenceForward
-from tengserve_backend.execution.selfcheck import check_blocks, expected_logits, find_fault
+from tengserve_backend.execution.selfcheck import check_blocks, check_logits, expected_logits, find_fault
 
 _log = logging.getLogger(__name__)
 
@@ -42,7 +42,6 @@ class ForwardChoice:
         logit_width: scores that the model gives a token.
         shapes: what each attention layer keeps for a token; none when not packed.
         needs: what its layers ask of attention; none when not packed.
-        expected: transformers' own answer to the self-check.
     """
 
     attention: AttentionTier | None
@@ -50,7 +49,6 @@ class ForwardChoice:
     bytes_per_token: int
     block_size: int
     logit_width: int
-    expected: torch.Tensor = field(compare=False, repr=False)
     shapes: Mapping[int, LayerShape] = field(default_factory=dict)
     needs: frozenset[AttentionNeeds] = frozenset()
 
@@ -100,9 +98,7 @@ def choose_forward(
         raise ConfigurationError(
             f"{type(model).__name__} cannot be served. Packed: {reason}. One sequence at a time: {fault}"
         )
-    return ForwardChoice(
-        None, reason, _cache_bytes_per_token(model, dtype), alone.block_size, alone.logit_width, expected
-    )
+    return ForwardChoice(None, reason, _cache_bytes_per_token(model, dtype), alone.block_size, alone.logit_width)
 
 
 def choose_attention(
@@ -110,16 +106,22 @@ def choose_attention(
 ) -> AttentionTier:
     """The best of a device's tiers that is right for a model, with a warning for each before it that is not.
 
+    Right is what the portable tier answers with the same model, whose other parts may have been fused meanwhile.
+
     Args:
         choice: how the model runs packed; the portable tier has passed for it.
         model, device, vocab_size, dtype: as in `choose_forward`. The model's attention is ours.
     """
+    expected: torch.Tensor | None = None
     for tier in device.attention_tiers(choice.needs, dtype):
         if isinstance(tier, PortableAttention):
             return tier
+        if expected is None:
+            portable = _scratch(model, PortableAttention(), device, choice.logit_width, dtype)
+            expected = check_logits(portable, device, vocab_size=vocab_size)
         fault = find_attention_fault(tier, choice.needs, device, dtype=dtype)
         if not fault:
-            tried = _try_packed(model, tier, device, choice.expected, vocab_size=vocab_size, dtype=dtype)
+            tried = _try_packed(model, tier, device, expected, vocab_size=vocab_size, dtype=dtype)
             if isinstance(tried, ForwardChoice):
                 return tier
             fault = tried
@@ -190,19 +192,27 @@ def _try_packed(
     dtype: torch.dtype,
 ) -> ForwardChoice | str:
     """The packed forward with a tier, or why it is not right for this model."""
+    forward = _scratch(model, attention, device, expected.shape[1], dtype)
+    cache = forward.cache
+    fault = find_fault(forward, expected, device, vocab_size=vocab_size, dtype=dtype)
+    if reason := fault or _missing_layers(model, cache):
+        return reason
+    shapes = cache.shapes
+    bytes_per_token = sum(shape.bytes_per_token(dtype) for shape in shapes.values())
+    return ForwardChoice(attention, "", bytes_per_token, attention.block_size, forward.logit_width, shapes)
+
+
+def _scratch(
+    model: Any, attention: AttentionTier, device: DeviceBackend, logit_width: int, dtype: torch.dtype
+) -> PackedForward:
+    """The packed forward with a cache that is just large enough for the self-check."""
     cache = PagedKVCache(
         total_blocks=check_blocks(attention.block_size),
         block_size=attention.block_size,
         dtype=dtype,
         device=device.torch_device,
     )
-    forward = _packed(model, cache, attention, expected.shape[1])
-    fault = find_fault(forward, expected, device, vocab_size=vocab_size, dtype=dtype)
-    if reason := fault or _missing_layers(model, cache):
-        return reason
-    shapes = cache.shapes
-    bytes_per_token = sum(shape.bytes_per_token(dtype) for shape in shapes.values())
-    return ForwardChoice(attention, "", bytes_per_token, attention.block_size, forward.logit_width, expected, shapes)
+    return _packed(model, cache, attention, logit_width)
 
 
 def _packed(model: Any, cache: PagedKVCache, attention: AttentionTier, logit_width: int) -> PackedForward:

@@ -37,7 +37,7 @@ class PackedForward:
         chunks: dict[int, int],
     ) -> None:
         self._model = model
-        self._cache = cache
+        self.cache = cache
         self._attention = attention
         self._chunks = chunks
         self.logit_width = logit_width
@@ -58,7 +58,7 @@ class PackedForward:
 
         def compute(uploaded: Uploaded) -> StepLogits:
             batch = layout.on(uploaded)
-            context = StepContext(batch=batch, cache=self._cache, tier=self._attention, chunks=self._chunks)
+            context = StepContext(batch=batch, cache=self.cache, tier=self._attention, chunks=self._chunks)
             with step_context(context):
                 output = self._model(
                     input_ids=batch.input_ids,
@@ -89,7 +89,7 @@ class PackedForward:
             snapshot = Snapshot()
             whole = Step(-1, (ScheduledSequence(-1, 0, (0,) * count, tuple(blocks), samples=False),))
             batch = pack(whole, snapshot, block_size=self.block_size).on(snapshot.upload(lambda host: host))
-            for pages in self._cache.layers:
+            for pages in self.cache.layers:
                 keys, values = (tensor[batch.slots] for tensor in (pages.keys, pages.values))
                 attention.write(pages, batch, keys, values)
         self._attention = attention
@@ -99,7 +99,7 @@ class PackedForward:
 
     def probe_step(self) -> Step:
         """See ModelForward."""
-        part = ScheduledSequence(seq_id=-1, start=0, token_ids=(0,), blocks=(self._cache.scratch_block,), samples=True)
+        part = ScheduledSequence(seq_id=-1, start=0, token_ids=(0,), blocks=(self.cache.scratch_block,), samples=True)
         return Step(-1, (part,))
 
 

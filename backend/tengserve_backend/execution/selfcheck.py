@@ -49,7 +49,7 @@ def expected_logits(model: Any, vocab_size: int, device: torch.device) -> torch.
 def find_fault(
     forward: ModelForward, expected: torch.Tensor, device: DeviceBackend, *, vocab_size: int, dtype: torch.dtype
 ) -> str | None:
-    """Run the two sequences together; one clause that says what is wrong, or None.
+    """Whether `check_logits` agree with others; one clause that says what is wrong, or None.
 
     Args:
         forward: over at least `check_blocks` blocks.
@@ -59,6 +59,27 @@ def find_fault(
 
     Raises:
         Exception: what says that the device is lost, for then no other way would work either.
+    """
+    try:
+        got = check_logits(forward, device, vocab_size=vocab_size)
+    except Exception as error:  # what foreign model code raises here only means "not this way"
+        if device.is_fault(error):
+            raise
+        return f"it fails with {type(error).__name__}"
+    if got.shape != expected.shape:
+        return "it does not give the logits of chosen positions"
+    share = float((got - expected).abs().max() / expected.abs().max().clamp(min=1e-6))
+    if not share <= _TOLERANCE[dtype]:
+        return f"its logits differ from those of each sequence alone by {share:.1%} of the largest"
+    return None
+
+
+@torch.inference_mode()
+def check_logits(forward: ModelForward, device: DeviceBackend, *, vocab_size: int) -> torch.Tensor:
+    """What a forward answers the two sequences together: [3, vocabulary], in `expected_logits`' order.
+
+    Raises:
+        Exception: whatever it raises.
     """
     first, second = check_prompts(vocab_size)
     blocks = check_blocks(forward.block_size) // 2
@@ -78,17 +99,7 @@ def find_fault(
         ),
     )
     try:
-        got = torch.cat([compute(forward, step, device.upload).last.float() for step in (prefill, mixed)])
-    except Exception as error:  # what foreign model code raises here only means "not this way"
-        if device.is_fault(error):
-            raise
-        return f"it fails with {type(error).__name__}"
+        return torch.cat([compute(forward, step, device.upload).last.float() for step in (prefill, mixed)])
     finally:
         forward.release(0)
         forward.release(1)
-    if got.shape != expected.shape:
-        return "it does not give the logits of chosen positions"
-    share = float((got - expected).abs().max() / expected.abs().max().clamp(min=1e-6))
-    if not share <= _TOLERANCE[dtype]:
-        return f"its logits differ from those of each sequence alone by {share:.1%} of the largest"
-    return None
