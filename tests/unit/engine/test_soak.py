@@ -33,7 +33,12 @@ def start(folder: Path) -> Iterator[Callable[[], NativeEngine]]:
 
     def load() -> NativeEngine:
         settings = dataclasses.replace(
-            ModelSettings(), device="cpu", max_seq_len=128, max_batch_size=16, kv_cache_memory=SMALL
+            ModelSettings(),
+            device="cpu",
+            dtype="float32",  # whose size SMALL is made for
+            max_seq_len=128,
+            max_batch_size=16,
+            kv_cache_memory=SMALL,
         )
         source = ModelSource("soak", "1", folder, settings)
         engines.append(load_engine(source, folder, lambda stage, fraction: None))
