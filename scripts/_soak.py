@@ -55,6 +55,7 @@ async def run(folder: Path, requests: int, concurrency: int, timeout_s: float) -
         max_seq_len=128,
         max_batch_size=16,
         max_waiting_tokens=4096,
+        dtype="float32",  # whose size CACHE_BYTES is made for
         kv_cache_memory=MemoryBudget(bytes=CACHE_BYTES),
     )
     engine = load_engine(ModelSource("soak", "1", folder, settings), folder, lambda stage, fraction: None)
