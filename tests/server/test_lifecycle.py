@@ -201,7 +201,8 @@ def test_a_lost_device_fails_its_waiters_and_ends_the_process_with_a_status_of_i
     """Not by way of the interpreter's end, where torch-npu waits for the device."""
     with ready(scripted_repository, "--lingers") as server, open_stream(server) as events:
         tell(server, "lose")
-        assert httpx.get(f"{server.url}/v2/health/ready").status_code == 503
+        with contextlib.suppress(httpx.ConnectError):  # On a busy machine the process may have ended already.
+            assert httpx.get(f"{server.url}/v2/health/ready").status_code == 503
         assert "The device is gone." in list(events)[-1]["error"]
         assert server.wait() == 3
         assert any("died: The device is gone." in line for line in server.stderr)
