@@ -81,7 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser, *, own_server: bool = False) 
         metavar="NAME=JSON",
         action="append",
         default=[],
-        help='Fields of every request to a server, such as other={"model": "org/name"}.',
+        help='Fields of every request to a server, such as other={"model": "org/name"}; null leaves one out.',
     )
     parser.add_argument(
         "--tokenizer",

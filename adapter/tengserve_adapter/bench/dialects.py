@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from tengserve_adapter.bench import http
-from tengserve_adapter.bench.requests import AnswerError, Chunk, Request
+from tengserve_adapter.bench.requests import AnswerError, Chunk, Request, with_fields
 
 
 class Ask(Protocol):
@@ -54,11 +54,11 @@ def http_ask(dialect: HttpDialect, place: http.Place, model: str, fields: Mappin
         dialect: that it speaks.
         place: where it is.
         model: that is asked.
-        fields: of the body, in place of the dialect's own or beside them.
+        fields: of the body; see `with_fields`.
     """
 
     async def ask(request: Request) -> AsyncIterator[Chunk]:
-        body = dialect.body(request, model) | dict(fields)
+        body = with_fields(dialect.body(request, model), fields)
         async for event in http.post_events(place, dialect.path(model), body):
             if isinstance(event, dict) and event.get("error"):
                 raise AnswerError(f"the answer ends with an error: {str(event['error'])[:500]}")

@@ -12,7 +12,7 @@ import numpy as np
 import tritonclient.grpc.aio as triton
 from tritonclient.utils import InferenceServerException
 
-from tengserve_adapter.bench.requests import AnswerError, Chunk, Request
+from tengserve_adapter.bench.requests import AnswerError, Chunk, Request, with_fields
 
 
 class GrpcAsk:
@@ -21,7 +21,7 @@ class GrpcAsk:
     Args:
         address: HOST:PORT.
         model: that is asked.
-        fields: parameters in place of our own or beside them.
+        fields: parameters; see `with_fields`.
     """
 
     def __init__(self, address: str, model: str, fields: Mapping[str, Any]) -> None:
@@ -58,7 +58,7 @@ class GrpcAsk:
             "stream": True,
             "return_num_input_tokens": True,
         }
-        return {"model_name": self._model, "inputs": [ids], "parameters": parameters | dict(self._fields)}
+        return {"model_name": self._model, "inputs": [ids], "parameters": with_fields(parameters, self._fields)}
 
 
 async def _once(arguments: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,11 @@ class Chunk:
     def carries(self) -> bool:
         """Whether it brings something of the answer, and not only news about it."""
         return bool(self.text or self.ids)
+
+
+def with_fields(own: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+    """What a dialect sends, with a server's own fields in their place or beside them; one that is None is left out."""
+    return {name: value for name, value in {**own, **fields}.items() if value is not None}
 
 
 class AnswerError(Exception):

@@ -27,7 +27,7 @@ class Target:
         name: for the tables.
         dialect: one of DIALECTS.
         url: where it is.
-        fields: of every request, in place of the dialect's own or beside them.
+        fields: of every request; see `with_fields`.
     """
 
     name: str

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tengserve_adapter.bench.dialects import HTTP_DIALECTS
-from tengserve_adapter.bench.requests import Chunk, Prompt, Request
+from tengserve_adapter.bench.requests import Chunk, Prompt, Request, with_fields
 from tengserve_adapter.bench.systems import DIALECTS, targets
 from tengserve_backend.errors import ConfigurationError
 
@@ -42,6 +42,19 @@ def test_requests(name: str, path: str, body: dict[str, Any]) -> None:
     dialect = HTTP_DIALECTS[name]
     assert dialect.path("m") == path
     assert dialect.body(REQUEST, "m") == body
+
+
+def test_a_servers_own_fields() -> None:
+    body = HTTP_DIALECTS["completions"].body(REQUEST, "m")
+    assert with_fields(body, {"model": "n", "ignore_eos": None, "eos": -1}) == {
+        "prompt": "The time",
+        "model": "n",
+        "max_tokens": 7,
+        "temperature": 0.0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "eos": -1,
+    }
 
 
 @pytest.mark.parametrize(
