@@ -19,6 +19,7 @@ from tengserve_backend.engine.base import ModelInfo
 from tengserve_backend.engine.native import ModelDefaults, NativeEngine
 from tengserve_backend.execution.choose import build_forward, choose_forward
 from tengserve_backend.generation import ModelLimits
+from tengserve_backend.scheduling.budget import StepTokens
 from tengserve_backend.scheduling.scheduler import SchedulerLimits
 
 
@@ -43,9 +44,7 @@ class Oracle:
         )
         return list(out[0, len(prompt) :].tolist())
 
-    def start(
-        self, *, budget: int = 128, chunk: int = 128, running: int = 8, blocks: int = 512, sharing: bool = True
-    ) -> NativeEngine:
+    def start(self, *, budget: int = 128, running: int = 8, blocks: int = 512, sharing: bool = True) -> NativeEngine:
         """An engine with a step size and a cache size of choice; `stop` ends it."""
         if self.name in PACKED:
             self.served.set_attn_implementation("sdpa" if self.served._supports_sdpa else "eager")
@@ -72,7 +71,7 @@ class Oracle:
             tokenizer=ByteTokenizer(),
             device=device,
             capacity=Capacity(
-                steps=SchedulerLimits(max_batched_tokens=budget, max_running=running, max_chunk_tokens=chunk),
+                steps=SchedulerLimits(StepTokens(budget, beside_streams=budget), max_running=running),
                 total_blocks=blocks,
                 max_waiting_requests=64,
                 max_waiting_tokens=100_000,

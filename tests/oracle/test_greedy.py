@@ -56,7 +56,9 @@ async def test_eight_with_staggered_arrival(oracle):
 
 async def test_in_chunks_of_seven(oracle):
     batch = prompts(4, seed=2)
-    assert await staggered(oracle.start(chunk=7), batch, 12) == [oracle.greedy(prompt, 12) for prompt in batch]
+    assert await staggered(oracle.start(budget=7, running=4), batch, 12) == [
+        oracle.greedy(prompt, 12) for prompt in batch
+    ]
 
 
 async def test_with_preemption(oracle):

@@ -48,9 +48,9 @@ def check_prompt(oracle, first: TokenEvent, prompt: list[int], top: int) -> None
 
 
 @every_tier
-@pytest.mark.parametrize("chunk", [128, 7])
-async def test_prompt(oracle, chunk):
-    first, second = await events(oracle.start(chunk=chunk), PROMPT, 2, prompt_logprobs=3)
+@pytest.mark.parametrize("budget", [128, 7])
+async def test_prompt(oracle, budget):
+    first, second = await events(oracle.start(budget=budget, running=7), PROMPT, 2, prompt_logprobs=3)
     check_prompt(oracle, first, PROMPT, 3)
     assert second.prompt_logprobs is None
     assert first.logprobs is None
@@ -61,7 +61,7 @@ async def test_prompt(oracle, chunk):
     "sampling", [SamplingParams(), SamplingParams(do_sample=True, temperature=3.0, top_k=5, seed=4)]
 )
 async def test_output_is_scored_by_the_models_own_distribution(oracle, sampling):
-    answer = await events(oracle.start(chunk=7), PROMPT, 8, sampling=sampling, logprobs=4)
+    answer = await events(oracle.start(budget=7, running=4), PROMPT, 8, sampling=sampling, logprobs=4)
     tokens = [event.token_id for event in answer]
     scores = plain(oracle, PROMPT + tokens)
     for index, event in enumerate(answer):
@@ -92,7 +92,7 @@ async def test_an_equal_prompt_that_is_cached_is_scored_all_the_same(oracle):
 
 @every_tier
 async def test_in_mixed_batches_under_preemption(oracle):
-    engine = oracle.start(blocks=9, chunk=7)
+    engine = oracle.start(budget=12, running=6, blocks=9)
     prompts = [PROMPT[n : n + 20 + n] for n in range(6)]
     asked = [
         {"logprobs": 2, "prompt_logprobs": 1},

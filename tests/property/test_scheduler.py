@@ -4,6 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tengserve_backend.kvcache.block_pool import BlockPool
+from tengserve_backend.scheduling.budget import StepTokens
 from tengserve_backend.scheduling.prefix import PrefixSharing
 from tengserve_backend.scheduling.scheduler import Scheduler, SchedulerLimits
 from tengserve_backend.scheduling.sequence import Sequence
@@ -27,14 +28,14 @@ def next_token(known: list[int]) -> int:
 
 
 @settings(max_examples=200, deadline=None)
-@given(requests, st.integers(4, 24), st.integers(1, 4), st.integers(1, 10), st.sampled_from([1, 3, 16]), st.booleans())
+@given(requests, st.integers(4, 24), st.integers(1, 4), st.integers(1, 24), st.sampled_from([1, 3, 16]), st.booleans())
 def test_every_request_gets_its_tokens_and_every_block_comes_back(
-    plan, budget, running, chunk, block_size, sharing
+    plan, budget, running, beside_streams, block_size, sharing
 ) -> None:
     longest = max(prompt + output for _, prompt, output, _, _ in plan)
     pool = BlockPool(-(-longest // block_size), block_size)  # just enough for the largest one alone
     prefixes = PrefixSharing(pool, enabled=sharing)
-    scheduler = Scheduler(SchedulerLimits(budget, running, chunk), pool, prefixes)
+    scheduler = Scheduler(SchedulerLimits(StepTokens(budget, min(budget, beside_streams)), running), pool, prefixes)
     # What a real cache would hold: the tokens whose keys and values were written to each slot.
     written: dict[int, list[int]] = {}
     live: dict[int, tuple[Sequence, int]] = {}
@@ -63,7 +64,6 @@ def test_every_request_gets_its_tokens_and_every_block_comes_back(
         for part in step.sequences:
             member, _ = live[part.seq_id]
             assert part.start == member.computed
-            assert len(part.token_ids) <= chunk
             assert part.token_ids == tuple(member.token_ids[part.start : part.start + len(part.token_ids)])
             assert len(part.blocks) * block_size >= part.start + len(part.token_ids)
             for position, token in enumerate(part.token_ids, part.start):

@@ -28,6 +28,7 @@ from tengserve_backend.execution.kv_tensors import PagedKVCache
 from tengserve_backend.execution.packed import PackedForward
 from tengserve_backend.execution.step_profile import StepClock
 from tengserve_backend.generation import ModelLimits
+from tengserve_backend.scheduling.budget import StepTokens
 from tengserve_backend.scheduling.scheduler import SchedulerLimits
 
 
@@ -111,7 +112,6 @@ def scripted_engine(
     max_iter_times: int = 512,
     max_batch_size: int = 8,
     max_batched_tokens: int = 64,
-    max_chunk_tokens: int | None = None,
     total_blocks: int = 256,
     max_waiting_requests: int = 64,
     max_waiting_tokens: int = 10_000,
@@ -153,9 +153,8 @@ def scripted_engine(
         device=device,
         capacity=Capacity(
             steps=SchedulerLimits(
-                max_batched_tokens=max_batched_tokens,
+                StepTokens(max_batched_tokens, beside_streams=max_batched_tokens),
                 max_running=max_batch_size,
-                max_chunk_tokens=max_chunk_tokens or max_batched_tokens,
             ),
             total_blocks=total_blocks,
             max_waiting_requests=max_waiting_requests,

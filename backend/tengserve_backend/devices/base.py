@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from tengserve_backend.execution.attention.tier import AttentionNeeds, AttentionTier
+from tengserve_backend.scheduling.budget import StepTokens
 
 
 class DeviceBackend(Protocol):
@@ -43,7 +44,7 @@ class DeviceBackend(Protocol):
         """Bytes of KV cache at most when the operator set nothing, weights being loaded already."""
         ...
 
-    def default_batched_tokens(self) -> int:
+    def default_step_tokens(self) -> StepTokens:
         """Tokens of a step when the operator set nothing: what keeps the gap between two tokens short."""
         ...
 

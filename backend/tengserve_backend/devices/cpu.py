@@ -19,11 +19,18 @@ from tengserve_backend.execution.attention.portable import PortableAttention
 from tengserve_backend.execution.attention.tier import AttentionNeeds, AttentionTier
 from tengserve_backend.native.load import CpuLibrary
 from tengserve_backend.native.operators import DTYPES, fused_operators
+from tengserve_backend.scheduling.budget import StepTokens
 
 _log = logging.getLogger(__name__)
 
 _CGROUP = Path("/sys/fs/cgroup")
 _CACHE_SHARE = 0.25
+
+# A token of a prompt costs as much in a step of 256 as in a longer one, so more would only let others wait.
+_STEP_TOKENS = 256
+# With these a step takes about two and a half times as long as one without a prompt; `scripts/bench injection` tells.
+_BESIDE_STREAMS = 96
+_BESIDE_STREAMS_PLAIN = 64
 
 
 class CpuDevice:
@@ -66,14 +73,9 @@ class CpuDevice:
         """A quarter of what is available: other models and other programs live here too."""
         return int(self.available_memory() * _CACHE_SHARE)
 
-    def default_batched_tokens(self) -> int:
-        """See DeviceBackend.
-
-        A prompt token costs 1 to 2 ms on two cores with a small model, so a step with a chunk of a prompt takes two to
-        three times as long as one without; `scripts/bench injection` measures it. Twice as many made it
-        about four times.
-        """
-        return 64
+    def default_step_tokens(self) -> StepTokens:
+        """See DeviceBackend; docs/performance.md has the curve that these come from."""
+        return StepTokens(_STEP_TOKENS, _BESIDE_STREAMS if self._expected else _BESIDE_STREAMS_PLAIN)
 
     def check_dtype(self, dtype: torch.dtype) -> None:
         """Any: torch computes in all of them here."""

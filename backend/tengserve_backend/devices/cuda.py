@@ -12,6 +12,7 @@ from tengserve_backend.devices.base import DeviceBackend
 from tengserve_backend.errors import ConfigurationError
 from tengserve_backend.execution.attention.portable import PortableAttention
 from tengserve_backend.execution.attention.tier import AttentionNeeds, AttentionTier
+from tengserve_backend.scheduling.budget import StepTokens
 
 _CACHE_SHARE = 0.8
 
@@ -45,9 +46,9 @@ class CudaDevice:
         """Most of what the weights left."""
         return int(self.available_memory() * _CACHE_SHARE)
 
-    def default_batched_tokens(self) -> int:
+    def default_step_tokens(self) -> StepTokens:
         """See DeviceBackend."""
-        return 2048
+        return StepTokens(2048, beside_streams=2048)
 
     def check_dtype(self, dtype: torch.dtype) -> None:
         """See DeviceBackend."""

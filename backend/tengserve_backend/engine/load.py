@@ -31,6 +31,7 @@ from tengserve_backend.execution.step_profile import StepProfile
 from tengserve_backend.generation import ModelLimits
 from tengserve_backend.repository.settings import ModelSettings
 from tengserve_backend.repository.source import ModelSource, Progress
+from tengserve_backend.scheduling.budget import StepTokens
 from tengserve_backend.scheduling.scheduler import SchedulerLimits
 from tengserve_backend.scheduling.step import ScheduledSequence, Step
 from tengserve_backend.text.tokenizer import load_tokenizer
@@ -101,10 +102,7 @@ def _load(
     )
     limits = _limits(settings, text_config)
     _check_tier(choice.attention, settings, longest=_longest(limits))
-    batched_tokens = settings.max_batched_tokens or max(device.default_batched_tokens(), settings.max_batch_size)
-    steps = SchedulerLimits(
-        max_batched_tokens=batched_tokens, max_running=settings.max_batch_size, max_chunk_tokens=batched_tokens
-    )
+    steps = SchedulerLimits(_step_tokens(settings, device), max_running=settings.max_batch_size)
     peak = _activation_peak(choice, model, device, dtype=dtype, steps=steps, longest=_longest(limits))
     total_blocks = _total_blocks(settings, limits, choice, device, reserved=peak)
     forward = build_forward(choice, model, total_blocks=total_blocks, device=device, dtype=dtype)
@@ -120,7 +118,8 @@ def _load(
         attention_tier=forward.tier,
     )
     _log.info(
-        "model %s version %s: %s in %s on %s, attention %s, KV cache of %d blocks of %d tokens, %d tokens a step",
+        "model %s version %s: %s in %s on %s, attention %s, KV cache of %d blocks of %d tokens, "
+        "steps of up to %d tokens, %d of prompts beside streams",
         info.name,
         info.version,
         info.architecture,
@@ -129,7 +128,8 @@ def _load(
         forward.tier,
         total_blocks,
         forward.block_size,
-        batched_tokens,
+        steps.tokens.most,
+        steps.tokens.beside_streams,
     )
     if choice.reason:
         _log.warning("model %s runs one sequence at a time, which is slower: %s", info.name, choice.reason)
@@ -192,6 +192,14 @@ def _limits(settings: ModelSettings, text_config: Any) -> ModelLimits:
     )
 
 
+def _step_tokens(settings: ModelSettings, device: DeviceBackend) -> StepTokens:
+    """What the operator says of all steps; else the device's own, with a token for each running sequence."""
+    if settings.max_batched_tokens is not None:
+        return StepTokens(settings.max_batched_tokens, beside_streams=settings.max_batched_tokens)
+    default = device.default_step_tokens()
+    return StepTokens(max(default.most, settings.max_batch_size), default.beside_streams)
+
+
 def _top_k(generation_config: Any) -> int:
     """generation_config.json's own top_k where it has one; transformers' built-in 50 does not count as one."""
     top_k = generation_config.to_diff_dict().get("top_k")
@@ -239,8 +247,8 @@ def _activation_peak(
         steps: what a step may hold.
         longest: tokens that a sequence may have.
     """
-    sequences = min(steps.max_running, steps.max_batched_tokens)
-    length = min(longest - 1, -(-steps.max_batched_tokens // sequences))
+    sequences = steps.max_running
+    length = min(longest - 1, -(-steps.tokens.most // sequences))
     blocks = -(-length // choice.block_size)
     parts = tuple(
         ScheduledSequence(

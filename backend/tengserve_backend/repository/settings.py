@@ -284,7 +284,8 @@ class ModelSettings:
             _auto_or_integer(1, MAX_TOKENS),
             "auto",
             "Tokens that one step computes at most, prompts and outputs together; a longer prompt is computed in "
-            "chunks. Less makes running streams smoother, more makes prompts faster.",
+            "chunks. Less makes running streams smoother, more makes prompts faster. auto is measured for the device, "
+            "and less on a CPU in steps that also go on with running streams.",
         ),
     )
     kv_cache_memory: MemoryBudget = field(

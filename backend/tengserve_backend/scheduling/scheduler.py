@@ -1,9 +1,9 @@
 """The one rule of scheduling: in each step, let tokens computed catch up with tokens known.
 
 There is no prefill phase and no decode phase. A step has a budget of tokens. Sequences that need one token (they
-decode) are served first, so a long prompt never stops a running stream; then running prompts get their next chunk;
-then waiting sequences start while there is room. A preempted sequence is one whose computed count went back to 0:
-it is computed again like a prompt, and its output does not show it.
+decode) are served first, so a long prompt never stops a running stream; then running prompts get their next chunk; then
+waiting sequences start while there is room (scheduling/budget.py). A preempted sequence is one whose computed count
+went back to 0: it is computed again like a prompt, and its output does not show it.
 
 A sequence that begins like an earlier one starts with the blocks that are still known and has fewer tokens to
 compute. Other blocks are taken as tokens need them. When none is left, the sequence of the lowest rank (lowest
@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tengserve_backend.kvcache.block_pool import BlockPool
+from tengserve_backend.scheduling.budget import StepTokens
 from tengserve_backend.scheduling.prefix import PrefixSharing
 from tengserve_backend.scheduling.queue import WaitingQueue
 from tengserve_backend.scheduling.sequence import Sequence
@@ -28,17 +29,15 @@ class SchedulerLimits:
     """What a step may hold.
 
     Attributes:
-        max_batched_tokens: tokens in a step; at least max_running, so that every decode fits.
+        tokens: of a step; at least max_running, so that every decode fits.
         max_running: sequences that hold blocks.
-        max_chunk_tokens: tokens of one prompt in a step.
     """
 
-    max_batched_tokens: int
+    tokens: StepTokens
     max_running: int
-    max_chunk_tokens: int
 
     def __post_init__(self) -> None:
-        if not 1 <= self.max_running <= self.max_batched_tokens or self.max_chunk_tokens < 1:
+        if not 1 <= self.max_running <= self.tokens.most:
             raise ValueError(f"a step must have room for one token of each running sequence: {self}")
 
 
@@ -95,23 +94,24 @@ class Scheduler:
 
     def schedule(self) -> Step | None:
         """The next step, or None when there is nothing to do."""
-        budget = self._limits.max_batched_tokens
         parts: dict[int, ScheduledSequence] = {}
         by_rank = sorted(self._running.values(), key=lambda sequence: sequence.rank)
         decoding = [sequence for sequence in by_rank if sequence.pending == 1]
         prefilling = [sequence for sequence in by_rank if sequence.pending > 1]
         for sequence in decoding:
             if sequence.seq_id in self._running and self._grow(sequence, 1, parts):
-                budget -= self._put(sequence, 1, parts)
+                self._put(sequence, 1, parts)
+        startable = min(len(self._waiting), self._limits.max_running - len(self._running))
+        budget = self._limits.tokens.of_prompts(streams=len(parts), waiting=len(prefilling) + startable)
         for sequence in prefilling:
-            count = min(sequence.pending, self._limits.max_chunk_tokens, budget)
+            count = min(sequence.pending, budget)
             if count and sequence.seq_id in self._running and self._grow(sequence, count, parts):
                 budget -= self._put(sequence, count, parts)
         while budget and len(self._running) < self._limits.max_running:
             admitted = self._admit()
             if admitted is None:
                 break
-            count = min(admitted.pending, self._limits.max_chunk_tokens, budget)
+            count = min(admitted.pending, budget)
             budget -= self._put(admitted, count, parts)
         if not parts:
             return None

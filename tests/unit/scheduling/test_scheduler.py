@@ -3,6 +3,7 @@
 import pytest
 
 from tengserve_backend.kvcache.block_pool import BlockPool
+from tengserve_backend.scheduling.budget import StepTokens
 from tengserve_backend.scheduling.prefix import PrefixSharing
 from tengserve_backend.scheduling.scheduler import Scheduler, SchedulerLimits
 from tengserve_backend.scheduling.sequence import AGING_ARRIVALS, Sequence
@@ -13,14 +14,14 @@ def make(
     *,
     budget: int = 32,
     running: int = 4,
-    chunk: int | None = None,
+    beside_streams: int | None = None,
     blocks: int = 64,
     block_size: int = 4,
     sharing: bool = False,
 ) -> Scheduler:
     pool = BlockPool(blocks, block_size)
     prefixes = PrefixSharing(pool, enabled=sharing)
-    return Scheduler(SchedulerLimits(budget, running, chunk or budget), pool, prefixes)
+    return Scheduler(SchedulerLimits(StepTokens(budget, beside_streams or budget), running), pool, prefixes)
 
 
 def sequence(seq_id: int, prompt: int, priority: int = 5) -> Sequence:
@@ -65,11 +66,43 @@ def test_running_streams_come_before_prompt_chunks():
         assert step[2][1:] == (6, False)
 
 
-def test_the_chunk_limit_holds_for_each_prompt():
-    scheduler = make(budget=32, chunk=7)
-    scheduler.add(sequence(0, 20))
-    scheduler.add(sequence(1, 20))
-    assert run(scheduler) == {0: (0, 7, False), 1: (0, 7, False)}
+def test_prompts_alone_take_the_whole_step_and_less_beside_a_stream():
+    scheduler = make(budget=32, beside_streams=6)
+    scheduler.add(sequence(0, 40))
+    assert run(scheduler) == {0: (0, 32, False)}
+    assert run(scheduler) == {0: (32, 8, True)}
+    scheduler.add(sequence(1, 40))
+    assert run(scheduler) == {0: (40, 1, True), 1: (0, 6, False)}
+    assert run(scheduler) == {0: (41, 1, True), 1: (6, 6, False)}
+
+
+def test_the_more_wait_for_a_stream_the_more_of_their_prompts_are_computed_at_once():
+    scheduler = make(budget=32, beside_streams=6, running=4)
+    scheduler.add(sequence(0, 2))
+    run(scheduler)
+    for seq_id in (1, 2, 3):
+        scheduler.add(sequence(seq_id, 8))
+    assert run(scheduler) == {0: (2, 1, True), 1: (0, 8, True), 2: (0, 8, True), 3: (0, 2, False)}
+    # Three run now, and one waits.
+    assert run(scheduler) == {0: (3, 1, True), 1: (8, 1, True), 2: (8, 1, True), 3: (2, 6, True)}
+
+
+def test_a_step_with_prompts_and_streams_has_no_more_than_any_other():
+    scheduler = make(budget=16, beside_streams=6, running=4)
+    scheduler.add(sequence(0, 2))
+    run(scheduler)
+    for seq_id in (1, 2, 3):
+        scheduler.add(sequence(seq_id, 30))
+    assert run(scheduler) == {0: (2, 1, True), 1: (0, 15, False)}
+
+
+def test_those_who_may_not_run_yet_do_not_count():
+    scheduler = make(budget=32, beside_streams=6, running=2)
+    scheduler.add(sequence(0, 2))
+    run(scheduler)
+    for seq_id in range(1, 9):
+        scheduler.add(sequence(seq_id, 30))
+    assert run(scheduler) == {0: (2, 1, True), 1: (0, 6, False)}
 
 
 def test_waiting_sequences_start_by_priority_then_arrival():
@@ -164,7 +197,7 @@ def test_a_result_for_a_sequence_removed_meanwhile_is_dropped():
 
 def test_limits_that_would_starve_a_decode_are_refused():
     with pytest.raises(ValueError, match="room for one token of each running sequence"):
-        SchedulerLimits(max_batched_tokens=4, max_running=5, max_chunk_tokens=4)
+        SchedulerLimits(StepTokens(4, 4), max_running=5)
 
 
 # Prefix sharing

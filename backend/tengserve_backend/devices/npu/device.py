@@ -20,6 +20,7 @@ from tengserve_backend.devices.npu.versions import installed_versions
 from tengserve_backend.errors import ConfigurationError
 from tengserve_backend.execution.attention.portable import PortableAttention
 from tengserve_backend.execution.attention.tier import AttentionNeeds, AttentionTier
+from tengserve_backend.scheduling.budget import StepTokens
 
 _log = logging.getLogger(__name__)
 
@@ -85,9 +86,9 @@ class NpuDevice:
         """Most of what the weights left."""
         return int(self.available_memory() * _CACHE_SHARE)
 
-    def default_batched_tokens(self) -> int:
+    def default_step_tokens(self) -> StepTokens:
         """See DeviceBackend. As on CUDA; nobody has measured it on a card."""
-        return 2048
+        return StepTokens(2048, beside_streams=2048)
 
     def attention_tiers(self, needs: Collection[AttentionNeeds], dtype: torch.dtype) -> Sequence[AttentionTier]:
         """See DeviceBackend."""
