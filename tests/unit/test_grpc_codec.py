@@ -32,6 +32,20 @@ def test_an_answer_is_the_bytes_of_its_message(sizes: tuple[int, ...]) -> None:
     assert [len(raw) for raw in message.raw_output_contents] == list(sizes)
 
 
+def test_an_answer_without_parameters_is_the_bytes_of_its_message_too() -> None:
+    for request_id, name, shape in (
+        ("7", "OUT", (2, 3)),
+        ("", "OUT", (2, 3)),
+        ("\u00e9" * 99, "", (0,)),
+        ("8", "OUT", ()),
+    ):
+        size = int(np.prod(shape, dtype=int))
+        output = InferTensor(name, Datatype.INT64, np.arange(size, dtype=np.int64).reshape(shape))
+        answer = InferResponse("echo", "1", request_id, (output, output))
+        message = schema().messages["ModelInferResponse"].FromString(serialize_response(ECHO, REQUEST, answer))
+        assert message == encode_response(ECHO, REQUEST, answer)
+
+
 def test_an_answer_that_no_message_holds_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(codec, "_MAX_MESSAGE_BYTES", 100)
     with pytest.raises(GenerationFailedError, match="more than 100 bytes"):

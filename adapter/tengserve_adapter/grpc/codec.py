@@ -5,8 +5,9 @@ Answers carry raw contents only, whatever form the request had: clients decode n
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -33,8 +34,9 @@ FINAL: Final = "triton_final_response"
 
 _SHARED_MEMORY: Final = "shared_memory_region"
 _INT64_MAX: Final = (1 << 63) - 1
+_ID_TAG: Final = bytes([3 << 3 | 2])
 _RAW_CONTENT_TAG: Final = bytes([6 << 3 | 2])
-"""Field raw_output_contents of ModelInferResponse, a length and bytes."""
+"""Fields id and raw_output_contents of ModelInferResponse, each a length and bytes."""
 _MAX_MESSAGE_BYTES: Final = (1 << 31) - 1
 """Of protobuf."""
 
@@ -98,7 +100,7 @@ def decode_request(model: TensorModel, message: Message) -> Asked:
 
 def encode_response(model: TensorModel, request: InferRequest, response: InferResponse) -> Message:
     """The ModelInferResponse with the outputs that the request asked for."""
-    message, raw = _response(model, request, response)
+    message, raw = _response(response, select(request, response, model))
     message.raw_output_contents.extend(raw)
     return message
 
@@ -111,8 +113,18 @@ def serialize_response(model: TensorModel, request: InferRequest, response: Infe
     Raises:
         GenerationFailedError: a message cannot be so long.
     """
-    message, raw = _response(model, request, response)
-    parts = [message.SerializeToString()]
+    tensors = select(request, response, model)
+    if response.parameters or any(tensor.parameters for tensor in tensors):
+        message, raw = _response(response, tensors)
+        parts = [message.SerializeToString()]
+    else:
+        # The usual case: a head that says nothing new.
+        described = tuple([(tensor.name, tensor.datatype, tensor.shape) for tensor in tensors])
+        parts = [_head(response.model, response.version, described)]
+        if response.request_id:
+            request_id = response.request_id.encode()
+            parts += (_ID_TAG, _varint(len(request_id)), request_id)
+        raw = [encode_raw(tensor) for tensor in tensors]
     for content in raw:
         parts += (_RAW_CONTENT_TAG, _varint(len(content)), content)
     if sum(map(len, parts)) > _MAX_MESSAGE_BYTES:
@@ -121,6 +133,16 @@ def serialize_response(model: TensorModel, request: InferRequest, response: Infe
             " message can have."
         )
     return b"".join(parts)
+
+
+@functools.lru_cache(maxsize=256)
+def _head(model: str, version: str, outputs: tuple[tuple[str, Datatype, tuple[int, ...]], ...]) -> bytes:
+    """A ModelInferResponse without parameters, id and raw contents; outputs by name, datatype and shape."""
+    message = schema().messages["ModelInferResponse"](model_name=model, model_version=version)
+    for name, datatype, shape in outputs:
+        message.outputs.add(name=name, datatype=datatype.value, shape=shape)
+    head: bytes = message.SerializeToString()
+    return head
 
 
 def _varint(number: int) -> bytes:
@@ -132,7 +154,7 @@ def _varint(number: int) -> bytes:
     return bytes(groups)
 
 
-def _response(model: TensorModel, request: InferRequest, response: InferResponse) -> tuple[Message, list[bytes]]:
+def _response(response: InferResponse, tensors: Sequence[InferTensor]) -> tuple[Message, list[bytes]]:
     """The message without its raw contents, and these."""
     message = schema().messages["ModelInferResponse"](
         model_name=response.model, model_version=response.version, id=response.request_id
@@ -140,7 +162,7 @@ def _response(model: TensorModel, request: InferRequest, response: InferResponse
     if response.parameters:
         _fill(message.parameters, response.parameters)
     raw: list[bytes] = []
-    for tensor in select(request, response, model):
+    for tensor in tensors:
         output = message.outputs.add(name=tensor.name, datatype=tensor.datatype.value, shape=tensor.shape)
         if tensor.parameters:
             _fill(output.parameters, tensor.parameters)

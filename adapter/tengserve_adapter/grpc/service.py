@@ -11,9 +11,10 @@ import grpc
 from google.protobuf import json_format
 
 from tengserve_adapter.control import ModelControl
-from tengserve_adapter.grpc.calls import INLINE_BYTES, Gate, of_message, parsed, unary
-from tengserve_adapter.grpc.codec import Asked, decode_request, serialize_response
-from tengserve_adapter.grpc.schema import INFERENCE, Message, message_class, parse, schema
+from tengserve_adapter.grpc.calls import INLINE_BYTES, Gate, of_message, unary
+from tengserve_adapter.grpc.codec import Asked, serialize_response
+from tengserve_adapter.grpc.incoming import Incoming, Reader
+from tengserve_adapter.grpc.schema import INFERENCE, Message, message_class, schema
 from tengserve_adapter.grpc.settings import GrpcSettings
 from tengserve_adapter.http.models import Models
 from tengserve_adapter.protocols.health import EXTENSIONS, model_metadata
@@ -53,23 +54,6 @@ class Served:
     draining: Callable[[], bool]
 
 
-@dataclass(frozen=True, slots=True)
-class Incoming:
-    """One ModelInferRequest, as far as it could be understood.
-
-    Attributes:
-        size: of the message, in bytes.
-        model_name, version, request_id: as the client wrote them, "" where the message was none.
-        work: the model and the request; or why there is none.
-    """
-
-    size: int
-    model_name: str
-    version: str
-    request_id: str
-    work: tuple[TensorModel, Asked] | Exception
-
-
 class InferenceService:
     """Everything but ModelStreamInfer.
 
@@ -87,6 +71,7 @@ class InferenceService:
         self._served = served
         self._settings = settings
         self._messages = schema().messages
+        self._reader = Reader(self._admitting)
         self._infers = Gate(settings.max_unary, "open ModelInfer calls")
         self.held = Gate(settings.max_held_bytes, "bytes of requests")
 
@@ -120,7 +105,8 @@ class InferenceService:
 
     async def read(self, data: bytes, context: grpc.aio.ServicerContext) -> Incoming:
         """A request and the model that is to answer it."""
-        incoming: Incoming = await parsed(data, self._read)
+        read = self._reader.read
+        incoming = read(data) if len(data) <= INLINE_BYTES else await asyncio.to_thread(read, data)
         forwarded = self._settings.forwarded_headers
         if forwarded is None or isinstance(incoming.work, Exception):
             return incoming
@@ -131,20 +117,11 @@ class InferenceService:
             return replace(incoming, work=error)
         return replace(incoming, work=(model, replace(asked, request=request)))
 
-    def _read(self, data: bytes) -> Incoming:
-        try:
-            message = parse(self._messages["ModelInferRequest"], data)
-        except TengserveError as error:
-            return Incoming(len(data), "", "", "", error)
-        work: tuple[TensorModel, Asked] | Exception
-        try:
-            if self._served.draining():
-                raise ShuttingDownError("The service is stopping and takes no new requests.")
-            model = self._model(message.model_name, message.model_version)
-            work = model, decode_request(model, message)
-        except Exception as error:  # noqa: BLE001 - told to the client as this request's answer; see status_of
-            work = error
-        return Incoming(len(data), message.model_name, message.model_version, message.id, work)
+    def _admitting(self, name: str, version: str) -> TensorModel:
+        """The model, if the server still takes requests."""
+        if self._served.draining():
+            raise ShuttingDownError("The service is stopping and takes no new requests.")
+        return self._model(name, version)
 
     def _model(self, name: str, version: str) -> TensorModel:
         _check_version(version)

@@ -17,8 +17,9 @@ import grpc
 
 from tengserve_adapter.grpc.calls import ClientGoneError, Gate, counted, fail, write
 from tengserve_adapter.grpc.codec import FINAL, Asked, encode_response
+from tengserve_adapter.grpc.incoming import Incoming
 from tengserve_adapter.grpc.schema import Message, schema
-from tengserve_adapter.grpc.service import Incoming, InferenceService, encoded, says_only_final
+from tengserve_adapter.grpc.service import InferenceService, encoded, says_only_final
 from tengserve_adapter.grpc.settings import GrpcSettings
 from tengserve_adapter.grpc.status import status_of
 from tengserve_backend.errors import ServerError, ShuttingDownError

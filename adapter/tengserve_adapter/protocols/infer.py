@@ -238,15 +238,19 @@ def select(request: InferRequest, response: InferResponse, model: TensorModel) -
     """
     if not request.outputs:
         return response.outputs
-    specs = {spec.name: spec for spec in model.outputs}
     return tuple(
-        tensor
-        if wish.classification == 0
-        else classify(tensor, wish.classification, specs.get(wish.name), batched=model.max_batch_size > 0)
-        for wish in request.outputs
-        for tensor in response.outputs
-        if tensor.name == wish.name
+        [
+            tensor if wish.classification == 0 else _classes(wish, tensor, model)
+            for wish in request.outputs
+            for tensor in response.outputs
+            if tensor.name == wish.name
+        ]
     )
+
+
+def _classes(wish: RequestedOutput, tensor: InferTensor, model: TensorModel) -> InferTensor:
+    spec = next((spec for spec in model.outputs if spec.name == wish.name), None)
+    return classify(tensor, wish.classification, spec, batched=model.max_batch_size > 0)
 
 
 def write_response(response: InferResponse, outputs: Sequence[InferTensor], wishes: Wishes) -> Written:
