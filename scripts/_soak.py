@@ -47,7 +47,8 @@ async def run(folder: Path, requests: int, concurrency: int, timeout_s: float) -
     import_torch()
     from support.soak import soak
     from tengserve_backend.engine.load import load_engine
-    from tengserve_backend.repository.settings import MemoryBudget, ModelSettings
+    from tengserve_backend.repository.memory_budget import MemoryBudget
+    from tengserve_backend.repository.settings import ModelSettings
     from tengserve_backend.repository.source import ModelSource
 
     settings = ModelSettings(

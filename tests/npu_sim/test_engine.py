@@ -25,7 +25,8 @@ from tengserve_backend.execution.loader import DTYPES
 from tengserve_backend.generation import GenerationRequest, SamplingParams
 from tengserve_backend.repository.load import load_model
 from tengserve_backend.repository.manager import ModelManager
-from tengserve_backend.repository.settings import MemoryBudget, ModelSettings
+from tengserve_backend.repository.memory_budget import MemoryBudget
+from tengserve_backend.repository.settings import ModelSettings
 from tengserve_backend.repository.source import ModelSource
 
 _PORTABLE = {"dtype": "float32", "attention": "portable", "npu_fusions": ()}

@@ -13,6 +13,7 @@ import psutil
 import torch
 
 from tengserve_backend.devices.base import DeviceBackend
+from tengserve_backend.devices.cpu_threads import CpuThreads
 from tengserve_backend.execution import fusion
 from tengserve_backend.execution.attention.cpu_paged import CpuPagedAttention
 from tengserve_backend.execution.attention.portable import PortableAttention
@@ -38,15 +39,17 @@ class CpuDevice:
 
     Args:
         kernels: our operators, or the promise of them; None computes with plain torch operators.
+        threads: that an engine computes with; None leaves it to torch.
     """
 
     name = "cpu"
     torch_device = torch.device("cpu")
 
-    def __init__(self, kernels: Future[CpuLibrary | None] | None = None) -> None:
+    def __init__(self, kernels: Future[CpuLibrary | None] | None = None, threads: CpuThreads | None = None) -> None:
+        self._threads = threads
         self._library = kernels.result() if kernels is not None and kernels.done() else None
         self._expected = kernels is not None and (self._library is not None or not kernels.done())
-        self._upgrade = None if kernels is None or kernels.done() else _upgraded(kernels)
+        self._upgrade = None if kernels is None or kernels.done() else _upgraded(kernels, threads)
 
     def upgrade(self) -> Future[DeviceBackend | None] | None:
         """See DeviceBackend. It comes when the operators have been built."""
@@ -110,7 +113,9 @@ class CpuDevice:
         return 0
 
     def bind_thread(self) -> None:
-        """Nothing to bind."""
+        """See DeviceBackend: from here on it computes with as many threads as are meant to, where they are meant to."""
+        if self._threads is not None:
+            self._threads.bind()
 
     def upload(self, host: torch.Tensor) -> torch.Tensor:
         """It is there."""
@@ -137,13 +142,13 @@ class CpuDevice:
             trim(0)
 
 
-def _upgraded(kernels: Future[CpuLibrary | None]) -> Future[DeviceBackend | None]:
+def _upgraded(kernels: Future[CpuLibrary | None], threads: CpuThreads | None) -> Future[DeviceBackend | None]:
     """The device with its operators, once they are there."""
     upgrade: Future[DeviceBackend | None] = Future()
 
     def arrived(_: object) -> None:
         there = kernels.exception() is None and kernels.result() is not None
-        upgrade.set_result(CpuDevice(kernels) if there else None)
+        upgrade.set_result(CpuDevice(kernels, threads) if there else None)
 
     kernels.add_done_callback(arrived)
     return upgrade

@@ -9,6 +9,7 @@ import torch
 
 from tengserve_backend.devices.base import DeviceBackend
 from tengserve_backend.devices.cpu import CpuDevice
+from tengserve_backend.devices.cpu_threads import threads_for
 from tengserve_backend.devices.cuda import CudaDevice
 from tengserve_backend.devices.npu import errors
 from tengserve_backend.devices.npu.device import NpuDevice
@@ -20,15 +21,22 @@ from tengserve_backend.native.load import cpu_library
 _log = logging.getLogger(__name__)
 
 
-def select_device(setting: str, *, cpu_kernels: bool = True) -> DeviceBackend:
+def select_device(
+    setting: str,
+    *,
+    cpu_kernels: bool = True,
+    cpu_threads: int | None = None,
+    cpu_affinity: frozenset[int] | None = None,
+) -> DeviceBackend:
     """The device that the `device` setting names.
 
     Args:
         setting: auto, npu, npu:N, cuda, cuda:N or cpu; auto is the first of NPU, CUDA and CPU that there is.
         cpu_kernels: whether a CPU computes with our own operators; they are built where they are not there yet.
+        cpu_threads, cpu_affinity: how many threads compute on a CPU, and where; None leaves it to `threads_for`.
 
     Raises:
-        ConfigurationError: the machine has no such device.
+        ConfigurationError: the machine has no such device, or no such CPUs.
         DeviceLostError: it has failed.
     """
     kind, _, number = setting.partition(":")
@@ -39,7 +47,11 @@ def select_device(setting: str, *, cpu_kernels: bool = True) -> DeviceBackend:
         return _npu(setting, index)
     if kind == "cuda":
         return _cuda(setting, index)
-    return CpuDevice(cpu_library() if cpu_kernels else None)
+    threads = threads_for(cpu_threads, cpu_affinity)
+    # The thread that loads computes too, on whatever CPUs.
+    torch.set_num_threads(threads.count)
+    _log.info("the CPU computes with %s", threads)
+    return CpuDevice(cpu_library() if cpu_kernels else None, threads)
 
 
 def _npu(setting: str, index: int) -> NpuDevice:

@@ -59,7 +59,12 @@ def load_engine(
         DeviceLostError: the device failed meanwhile.
     """
     progress("reading the configuration", 0.0)
-    device = select_device(source.settings.device, cpu_kernels=source.settings.cpu_kernels == "auto")
+    device = select_device(
+        source.settings.device,
+        cpu_kernels=source.settings.cpu_kernels == "auto",
+        cpu_threads=source.settings.cpu_threads,
+        cpu_affinity=source.settings.cpu_affinity,
+    )
     try:
         return _load(source, weights_dir, progress, device, step_profile)
     except TengserveError:

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tengserve_backend.errors import ConfigurationError, shown
+from tengserve_backend.repository.cpu_list import parse_cpus
+from tengserve_backend.repository.memory_budget import AUTO_MEMORY, MemoryBudget, parse_memory
 
 MAX_TOKENS = 4194304
 """The largest token count that a setting takes: MindIE's own bound of maxInputTokenLen."""
@@ -21,12 +23,12 @@ MAX_TOKENS = 4194304
 MAX_BATCH_SIZE = 819200
 """MindIE's own bound of maxBatchSize."""
 
+MAX_THREADS = 1024
+"""The most threads that a model computes with on a CPU."""
+
 MAX_QUEUE = 2**31 - 1
 """The largest queue limit."""
 
-_UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
-_SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,3})?)(KiB|MiB|GiB|TiB)", re.ASCII)
-_FRACTION = re.compile(r"0?\.\d{1,6}", re.ASCII)
 _INTEGER = re.compile(r"\d{1,15}", re.ASCII)
 _DEVICE = re.compile(r"auto|cpu|(npu|cuda)(:\d{1,3})?", re.ASCII)
 
@@ -36,23 +38,6 @@ DEVICE_RULE = "auto, npu, npu:N, cuda, cuda:N or cpu"
 
 NPU_FUSIONS = ("rms_norm", "rotary", "swiglu")
 """Parts of a model that an NPU has fused operators for."""
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryBudget:
-    """How much memory the KV cache may take; both None leaves it to the engine.
-
-    Attributes:
-        bytes: exactly so many bytes.
-        fraction: this share of the memory that is available once the weights are loaded, in (0, 1).
-    """
-
-    bytes: int | None = None
-    fraction: float | None = None
-
-
-AUTO_MEMORY = MemoryBudget()
-"""The engine decides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +104,10 @@ def _device(text: str) -> str:
     return text
 
 
+def _any_or_cpus(text: str) -> frozenset[int] | None:
+    return None if text == "any" else parse_cpus(text)
+
+
 def _fusions(text: str) -> tuple[str, ...]:
     if text in ("all", "none"):
         return NPU_FUSIONS if text == "all" else ()
@@ -126,18 +115,6 @@ def _fusions(text: str) -> tuple[str, ...]:
     if not set(names) <= set(NPU_FUSIONS):
         raise ValueError
     return names
-
-
-def _memory(text: str) -> MemoryBudget:
-    if text == "auto":
-        return AUTO_MEMORY
-    if size := _SIZE.fullmatch(text):
-        count = int(float(size[1]) * _UNITS[size[2]])
-        if count > 0:
-            return MemoryBudget(bytes=count)
-    elif _FRACTION.fullmatch(text) and float(text) > 0:
-        return MemoryBudget(fraction=float(text))
-    raise ValueError
 
 
 def _setting(key: str, rule: str, parse: Callable[[str], Any], default: str, text: str) -> dict[str, Setting]:
@@ -202,6 +179,27 @@ class ModelSettings:
             "auto",
             "Whether a CPU computes with kernels of our own: `auto` builds them at the first start, with the system's "
             "C++ compiler, and uses them where they give the model's own answer; `off` takes plain torch operators.",
+        ),
+    )
+    cpu_threads: int | None = field(
+        default=None,
+        metadata=_setting(
+            "cpuThreads",
+            f"auto, or an integer in [1, {MAX_THREADS}]",
+            _auto_or_integer(1, MAX_THREADS),
+            "auto",
+            "Threads that the model computes with on a CPU. `auto` is OMP_NUM_THREADS where it is set, else one for "
+            "each core that the process may use, within the CPU limit of its container.",
+        ),
+    )
+    cpu_affinity: frozenset[int] | None = field(
+        default=None,
+        metadata=_setting(
+            "cpuAffinity",
+            "any, or CPU numbers and ranges with commas between them, such as 0-3,8",
+            _any_or_cpus,
+            "any",
+            "The CPUs that these threads run on. Others of the server run wherever the process may.",
         ),
     )
     npu_fusions: tuple[str, ...] = field(
@@ -293,7 +291,7 @@ class ModelSettings:
         metadata=_setting(
             "kvCacheMemory",
             'auto, a size with its unit such as "512MiB" or "2GiB", or a fraction below 1 such as "0.25"',
-            _memory,
+            parse_memory,
             "auto",
             "Memory for the KV cache: a size, or a fraction of the memory that is available once the weights are "
             "loaded. Units: KiB, MiB, GiB, TiB.",

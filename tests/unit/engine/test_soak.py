@@ -15,7 +15,8 @@ from support.tiny_model import build_tiny_model
 from tengserve_backend.engine.load import load_engine
 from tengserve_backend.engine.native import NativeEngine
 from tengserve_backend.generation import GenerationRequest
-from tengserve_backend.repository.settings import MemoryBudget, ModelSettings
+from tengserve_backend.repository.memory_budget import MemoryBudget
+from tengserve_backend.repository.settings import ModelSettings
 from tengserve_backend.repository.source import ModelSource
 
 SMALL = MemoryBudget(bytes=512 * 2**10)

@@ -7,11 +7,11 @@ import dataclasses
 import pytest
 
 from tengserve_backend.errors import ConfigurationError, shown
+from tengserve_backend.repository.memory_budget import MemoryBudget
 from tengserve_backend.repository.settings import (
     MAX_BATCH_SIZE,
     MAX_QUEUE,
     MAX_TOKENS,
-    MemoryBudget,
     ModelSettings,
     read_settings,
     settings_table,
@@ -48,6 +48,11 @@ def test_no_parameters_give_the_defaults() -> None:
         ("maxBatchSize", str(MAX_BATCH_SIZE), "max_batch_size", MAX_BATCH_SIZE),
         ("maxBatchedTokens", "auto", "max_batched_tokens", None),
         ("maxBatchedTokens", "32", "max_batched_tokens", 32),
+        ("cpuThreads", "auto", "cpu_threads", None),
+        ("cpuThreads", "1024", "cpu_threads", 1024),
+        ("cpuAffinity", "any", "cpu_affinity", None),
+        ("cpuAffinity", "0", "cpu_affinity", frozenset({0})),
+        ("cpuAffinity", "1-3,8,2", "cpu_affinity", frozenset({1, 2, 3, 8})),
         ("kvCacheMemory", "auto", "kv_cache_memory", MemoryBudget()),
         ("kvCacheMemory", "512MiB", "kv_cache_memory", MemoryBudget(bytes=512 * 2**20)),
         ("kvCacheMemory", "1.5GiB", "kv_cache_memory", MemoryBudget(bytes=3 * 2**29)),
@@ -95,6 +100,13 @@ def test_a_value_within_its_rule_is_taken(key: str, text: str, attribute: str, v
         ("maxBatchSize", str(MAX_BATCH_SIZE + 1)),
         ("maxBatchedTokens", "31"),
         ("maxBatchedTokens", "Auto"),
+        ("cpuThreads", "0"),
+        ("cpuThreads", "1025"),
+        ("cpuAffinity", ""),
+        ("cpuAffinity", "3-1"),
+        ("cpuAffinity", "0,"),
+        ("cpuAffinity", "0-99999"),
+        ("cpuAffinity", "-1"),
         ("kvCacheMemory", "1"),
         ("kvCacheMemory", "1.0"),
         ("kvCacheMemory", "0.0"),
