@@ -45,6 +45,8 @@ def render() -> dict[str, str]:
 def _rows() -> Iterator[tuple[str, str, tuple[str, ...], str]]:
     for name, text in (metrics.READY, *((name, text) for name, text, _ in metrics.GAUGES)):
         yield _PREFIX + name, "gauge", metrics.LABELS, text
+    name, text = metrics.INFO
+    yield _PREFIX + name, "gauge", metrics.INFO_LABELS, text
     for name, text, _ in metrics.COUNTERS:
         yield f"{_PREFIX}{name}_total", "counter", metrics.LABELS, text
     for name, text, _ in metrics.HISTOGRAMS:

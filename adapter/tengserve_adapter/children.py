@@ -10,6 +10,8 @@ import os
 import signal
 import sys
 
+from tengserve_backend.native.compilers import compilers
+
 
 def keep_signals_to_this_process() -> None:
     """Let what is forked from now on end by SIGTERM, and leave a Ctrl-C to the server, which drains first."""
@@ -25,8 +27,10 @@ def _forget_signals() -> None:
 def kill_children() -> None:
     """Kill the processes of `multiprocessing` that models have left running; for an end that lets nothing else end.
 
-    Python ends them itself where it comes to its own end. Processes that were started by other means are not known.
+    Compilers of kernels end too. Python ends all of them itself where it comes to its own end. Processes that were
+    started by other means are not known.
     """
+    compilers.kill()
     # Imported by whoever started one.
     multiprocessing = sys.modules.get("multiprocessing")
     for child in [] if multiprocessing is None else multiprocessing.active_children():

@@ -10,6 +10,7 @@ anew. Nothing is evicted, and any entry may be deleted while no server starts.
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -108,7 +109,8 @@ def _make(entry: Path, make: Callable[[Path], None]) -> None:
     for leftover in (entry, *entry.parent.glob(f"{entry.name}.partial-*")):
         if leftover.exists():
             _log.warning("cache: %s is damaged or unfinished and is removed", leftover.name)
-            shutil.rmtree(leftover)
+            # Only the entry is in the way: into the others a process that outlived its server may still write.
+            shutil.rmtree(leftover, ignore_errors=leftover != entry)
     # A name of its own: whatever outlived a killed server writes elsewhere.
     partial = Path(tempfile.mkdtemp(prefix=f"{entry.name}.partial-", dir=entry.parent))
     try:
@@ -145,6 +147,8 @@ def _locked(file: Path, waiting: Callable[[float], None], timeout_s: float) -> I
         try:
             lock.acquire(timeout=min(_LOCK_POLL_S, timeout_s))
             break
+        except NotImplementedError as error:  # filelock's word for a file system without locks.
+            raise OSError(errno.ENOTSUP, "its file system has no locks") from error
         except filelock.Timeout:
             waited = time.monotonic() - started
             if waited >= timeout_s:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
@@ -37,20 +37,27 @@ class ServerProcess:
     Waiting means reading: every wait returns at the line that it waits for, or fails with all that was printed.
     """
 
-    def __init__(self, *flags: str, program: Sequence[str] = ("-m", "tengserve_adapter"), port: int | None = 0) -> None:
+    def __init__(
+        self,
+        *flags: str,
+        program: Sequence[str] = ("-m", "tengserve_adapter"),
+        port: int | None = 0,
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
         """Start the process.
 
         Args:
             flags: of `tengserve serve`.
             program: what Python runs.
             port: --http-port; None leaves the flag out.
+            variables: of its environment, besides those of this process.
         """
         chosen = ["--grpc-port", "0"] if port is None else ["--http-port", str(port), "--grpc-port", "0"]
         self.process = subprocess.Popen(
             [sys.executable, *program, "serve", *chosen, *flags],
             cwd=_ROOT,
             # Warnings of libraries are not what these tests are about, and pytest's options must not leak in.
-            env=environment(),
+            env={**environment(), **(variables or {})},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -41,6 +41,8 @@ GRPC_REQUESTS = Counter(
 
 LABELS = ("model", "version")
 READY = ("model_ready", "1 when the model can answer.")
+INFO = ("model_info", "1; how the model runs now: fused names its fused operators, with commas between them.")
+INFO_LABELS = (*LABELS, "device", "dtype", "attention", "fused")
 PHASE_SECONDS = (
     "step_phase_seconds",
     f"Time of steps by phase, with --step-profile: {', '.join(phase.value for phase in Phase)}.",
@@ -90,6 +92,7 @@ class EngineCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         """One gauge of readiness a model, and the numbers of every engine there is."""
         ready = GaugeMetricFamily(f"tengserve_{READY[0]}", READY[1], labels=LABELS)
+        info = GaugeMetricFamily(f"tengserve_{INFO[0]}", INFO[1], labels=INFO_LABELS)
         gauges = [GaugeMetricFamily(f"tengserve_{name}", text, labels=LABELS) for name, text, _ in GAUGES]
         counters = [CounterMetricFamily(f"tengserve_{name}", text, labels=LABELS) for name, text, _ in COUNTERS]
         histograms = [HistogramMetricFamily(f"tengserve_{name}", text, labels=LABELS) for name, text, _ in HISTOGRAMS]
@@ -99,9 +102,12 @@ class EngineCollector(Collector):
             labels = (model.name, model.version)
             ready.add_metric(labels, float(model.state is ModelState.READY))
             try:
-                status = self._models.engine(model.name, model.version).status()
+                engine = self._models.engine(model.name, model.version)
+                status = engine.status()
             except TengserveError:
                 continue  # Not loaded: readiness is all there is to tell.
+            runs = engine.info
+            info.add_metric((*labels, runs.device, runs.dtype, runs.attention_tier, ",".join(sorted(runs.fused))), 1.0)
             for gauge, (_, _, read) in zip(gauges, GAUGES, strict=True):
                 gauge.add_metric(labels, read(status))
             for counter, (_, _, read) in zip(counters, COUNTERS, strict=True):
@@ -113,7 +119,7 @@ class EngineCollector(Collector):
                 finished.add_metric((*labels, FINISH_REASONS[reason]), count)
             for phase, seconds in status.statistics.phase_seconds.items():
                 phases.add_metric((*labels, phase), seconds)
-        return [ready, *gauges, *counters, *histograms, finished, phases]
+        return [ready, info, *gauges, *counters, *histograms, finished, phases]
 
 
 def quiet_metrics(unused: Iterable[Collector]) -> None:

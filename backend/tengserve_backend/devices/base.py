@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol
 
@@ -63,8 +63,8 @@ class DeviceBackend(Protocol):
         """
         ...
 
-    def fuse(self, model: Any, wanted: Collection[str]) -> Sequence[str]:
-        """Replace parts of a loaded model by this device's fused operators; names of what was replaced.
+    def fuse(self, model: Any, wanted: Collection[str]) -> Mapping[str, int]:
+        """Replace parts of a loaded model by this device's fused operators; how many, by the fusion's name.
 
         Args:
             model: on this device.
@@ -72,7 +72,7 @@ class DeviceBackend(Protocol):
         """
         ...
 
-    def fuse_in_pieces(self, model: Any, run: Callable[[], object]) -> Generator[None, None, Sequence[str]]:
+    def fuse_in_pieces(self, model: Any, run: Callable[[], object]) -> Generator[None, None, Mapping[str, int]]:
         """`fuse` for a model that runs, on a device that came as an upgrade: the model can run at each yield.
 
         Args:

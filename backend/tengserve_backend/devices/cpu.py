@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
-from collections.abc import Callable, Collection, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -92,18 +92,18 @@ class CpuDevice:
             return [PortableAttention()]
         return [CpuPagedAttention(), PortableAttention()]
 
-    def fuse(self, model: Any, wanted: Collection[str]) -> Sequence[str]:
+    def fuse(self, model: Any, wanted: Collection[str]) -> Mapping[str, int]:
         """See DeviceBackend. Everything that there is: `wanted` is of NPUs."""
         if self._library is None:
-            return []
+            return {}
         done = fusion.fuse(model, fused_operators())
         self.release_memory()  # The weights that were packed leave holes.
         return done
 
-    def fuse_in_pieces(self, model: Any, run: Callable[[], object]) -> Generator[None, None, Sequence[str]]:
+    def fuse_in_pieces(self, model: Any, run: Callable[[], object]) -> Generator[None, None, Mapping[str, int]]:
         """See DeviceBackend."""
         if self._library is None:
-            return []
+            return {}
         done = yield from fusion.fuse_in_pieces(model, fused_operators(), run=run)
         self.release_memory()
         return done

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -59,14 +59,14 @@ class CudaDevice:
         """See DeviceBackend."""
         return [PortableAttention()]
 
-    def fuse(self, model: Any, wanted: Collection[str]) -> Sequence[str]:
+    def fuse(self, model: Any, wanted: Collection[str]) -> Mapping[str, int]:
         """Nothing to fuse."""
-        return []
+        return {}
 
-    def fuse_in_pieces(self, model: Any, run: Callable[[], object]) -> Generator[None, None, Sequence[str]]:
+    def fuse_in_pieces(self, model: Any, run: Callable[[], object]) -> Generator[None, None, Mapping[str, int]]:
         """It is never an upgrade."""
         yield from ()
-        return []
+        return {}
 
     def measure_peak(self, run: Callable[[], None]) -> int:
         """See DeviceBackend."""

@@ -20,7 +20,8 @@ class ModelInfo:
         vocab_size: token ids are in [0, vocab_size).
         limits: token limits.
         full_text_enabled: MindIE's fullTextEnabled: streams repeat the whole text so far.
-        device, dtype, attention_tier: what the model runs on, for logs and metadata.
+        device, dtype, attention_tier: what the model runs on now, for logs and metrics.
+        fused: names of the fusions that replaced parts of it.
     """
 
     name: str
@@ -32,6 +33,7 @@ class ModelInfo:
     device: str
     dtype: str
     attention_tier: str
+    fused: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

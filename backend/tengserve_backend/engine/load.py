@@ -19,6 +19,7 @@ from tengserve_backend.execution.attention.tier import AttentionTier
 from tengserve_backend.execution.changeover import RunningModel, change_over
 from tengserve_backend.execution.choose import ForwardChoice, build_forward, choose_forward
 from tengserve_backend.execution.forward import ModelForward, compute
+from tengserve_backend.execution.fusion import told
 from tengserve_backend.execution.loader import (
     DTYPES,
     eos_token_ids,
@@ -101,7 +102,7 @@ def _load(
     progress("checking the forward", 0.0)
     vocab_size = vocabulary_size(model, text_config)
     if fused := device.fuse(model, settings.npu_fusions):
-        _log.info("model %s uses fused operators: %s", source.name, ", ".join(fused))
+        _log.info("model %s uses fused operators: %s", source.name, told(fused))
     choice = choose_forward(
         model, device, vocab_size=vocab_size, dtype=dtype, portable=settings.attention == "portable"
     )
@@ -121,6 +122,7 @@ def _load(
         device=device.name,
         dtype=str(dtype).removeprefix("torch."),
         attention_tier=forward.tier,
+        fused=tuple(fused),
     )
     _log.info(
         "model %s version %s: %s in %s on %s, attention %s, KV cache of %d blocks of %d tokens, "
@@ -176,6 +178,14 @@ def _use(device: DeviceBackend | None, running: RunningModel, engine: NativeEngi
     """Let a model go over to its device as it has become, if it has."""
     if device is not None:
         engine.interleave(lambda blocks: change_over(running, device, blocks))
+    else:
+        # A restart tries anew, and chooses the same dtype: it expects the same.
+        _log.warning(
+            "model %s stays on plain torch operators, in %s, at less than half the speed: mend what the line above "
+            "says and restart, or set cpuKernels to off",
+            running.name,
+            str(running.dtype).removeprefix("torch."),
+        )
 
 
 def _dtype(settings: ModelSettings, config: Any, device: DeviceBackend) -> torch.dtype:

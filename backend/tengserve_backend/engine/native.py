@@ -19,6 +19,7 @@ from tengserve_backend.errors import (
     DeadlineExceededError,
     EngineFailedError,
 )
+from tengserve_backend.execution.changeover import Changed
 from tengserve_backend.generation import GenerationRequest
 from tengserve_backend.kvcache.block_pool import BlockPool
 from tengserve_backend.scheduling.admission import Admission
@@ -134,17 +135,17 @@ class NativeEngine:
             statistics=self._loop.statistics.snapshot(),
         )
 
-    def interleave(self, work: Callable[[Callable[[], Sequence[int]]], Generator[None, None, str]]) -> None:
+    def interleave(self, work: Callable[[Callable[[], Sequence[int]]], Generator[None, None, Changed]]) -> None:
         """Change how the model runs while it serves, from any thread; harmless when the engine has ended.
 
         Args:
             work: given a function that tells which cache blocks hold something, does a part at each turn, on the
-                engine's thread between two steps; returns the attention tier from then on.
+                engine's thread between two steps; returns how the model runs from then on.
         """
 
         def noted() -> Iterator[None]:
-            tier = yield from work(self._pool.holding)
-            self._info = dataclasses.replace(self._info, attention_tier=tier)
+            changed = yield from work(self._pool.holding)
+            self._info = dataclasses.replace(self._info, attention_tier=changed.attention_tier, fused=changed.fused)
 
         self._loop.interleave(noted())
 

@@ -16,6 +16,7 @@ import torch
 from tengserve_backend.devices.base import DeviceBackend
 from tengserve_backend.execution.choose import ForwardChoice, choose_attention
 from tengserve_backend.execution.forward import ModelForward, compute
+from tengserve_backend.execution.fusion import told
 from tengserve_backend.execution.packed import PackedForward
 
 _log = logging.getLogger(__name__)
@@ -43,9 +44,22 @@ class RunningModel:
     portable: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """What a model has gone over to.
+
+    Attributes:
+        attention_tier: how it attends.
+        fused: names of the fusions that replaced parts of it.
+    """
+
+    attention_tier: str
+    fused: tuple[str, ...]
+
+
 def change_over(
     running: RunningModel, device: DeviceBackend, blocks: Callable[[], Sequence[int]]
-) -> Generator[None, None, str]:
+) -> Generator[None, None, Changed]:
     """Use what a device has got meanwhile.
 
     Args:
@@ -54,7 +68,7 @@ def change_over(
         blocks: cache blocks that hold something, asked when it matters.
 
     Returns:
-        The attention tier from then on.
+        How the model runs from then on.
     """
     forward = running.forward
 
@@ -66,7 +80,7 @@ def change_over(
             forward.release(part.seq_id)
 
     fused = yield from device.fuse_in_pieces(running.model, run)
-    _log.info("model %s goes over to fused operators: %s", running.name, ", ".join(fused) or "none")
+    _log.info("model %s goes over to fused operators: %s", running.name, told(fused) or "none")
     if isinstance(forward, PackedForward) and not running.portable:
         tier = choose_attention(
             running.choice, running.model, device, vocab_size=running.vocab_size, dtype=running.dtype
@@ -75,4 +89,4 @@ def change_over(
         if tier.name != forward.tier:
             forward.change_attention(tier, blocks())
             _log.info("model %s goes over to attention %s", running.name, tier.name)
-    return forward.tier
+    return Changed(forward.tier, tuple(fused))

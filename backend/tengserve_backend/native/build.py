@@ -10,16 +10,11 @@ was built with a compiler runs without one.
 
 from __future__ import annotations
 
-import atexit
 import hashlib
-import logging
 import os
 import platform
 import shutil
-import subprocess
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +23,7 @@ import torch
 
 from tengserve_backend.artifact_cache import ArtifactBusyError, artifact, cache_root, is_whole
 from tengserve_backend.errors import ConfigurationError
+from tengserve_backend.native.compilers import BuildError, compilers
 
 SOURCES = Path(__file__).parent / "src"
 LIBRARY = "libtengserve_cpu.so"
@@ -36,7 +32,6 @@ _BUILD_TIMEOUT_S = 900.0
 """For all of it: a busy small machine takes a minute or two."""
 _VERSION_TIMEOUT_S = 30.0
 _COMPILERS = ("c++", "g++", "clang++")
-_SHOWN_CHARACTERS = 2000
 _FLAGS = (
     *("-std=c++20", "-O3", "-fPIC", "-fopenmp", "-fvisibility=hidden", "-Wno-psabi"),
     *("-fno-math-errno", "-fno-trapping-math"),
@@ -53,12 +48,6 @@ _ISA_FLAGS = {
     "_amx": (*_AVX512_BF16, "-mamx-tile", "-mamx-bf16"),
 }
 """By the end of a source file's name, on x86. Elsewhere these files are compiled without, and guard themselves."""
-
-_log = logging.getLogger(__name__)
-
-
-class BuildError(Exception):
-    """The library could not be built. The text is for the log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,15 +68,9 @@ def find_compiler() -> Compiler | None:
     chosen = os.environ.get("CXX")
     for name in [chosen] if chosen else _COMPILERS:
         command = shutil.which(name)
-        if command is None:
-            continue
-        try:
-            said = subprocess.run(  # noqa: S603  # the operator's compiler
-                [command, "--version"], capture_output=True, text=True, check=True, timeout=_VERSION_TIMEOUT_S
-            )
-        except (OSError, ValueError, subprocess.SubprocessError):
-            continue
-        return Compiler(command, said.stdout)
+        version = None if command is None else compilers.version(command, _VERSION_TIMEOUT_S)
+        if command is not None and version is not None:
+            return Compiler(command, version)
     return None
 
 
@@ -166,7 +149,7 @@ def compile_library(compiler: Compiler, folder: Path, *, jobs: int = 1, flags: S
     abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}"
 
     made = [objects / f"{file.stem}.o" for file in files]
-    _compilers.run(
+    compilers.run(
         [
             [
                 *(compiler.command, *_FLAGS, *_isa_flags(file.stem), *flags, abi, *include),
@@ -175,14 +158,15 @@ def compile_library(compiler: Compiler, folder: Path, *, jobs: int = 1, flags: S
             for file, target in zip(files, made, strict=True)
         ],
         objects,
-        jobs,
+        jobs=jobs,
+        timeout_s=_BUILD_TIMEOUT_S,
     )
     link = [
         *(compiler.command, "-shared", *flags, "-o", str(folder / LIBRARY), *map(str, made)),
         # Without OpenMP's library: torch brings its own, and a second one in the process would have other threads.
         *(f"-L{torch_dir / 'lib'}", "-ltorch_cpu", "-lc10", f"-Wl,-rpath,{torch_dir / 'lib'}"),
     ]
-    _compilers.run([link], objects, 1)
+    compilers.run([link], objects, jobs=1, timeout_s=_BUILD_TIMEOUT_S)
     shutil.rmtree(objects)
 
 
@@ -191,78 +175,6 @@ def _isa_flags(stem: str) -> tuple[str, ...]:
         return ()
     ending = max((name for name in _ISA_FLAGS if stem.endswith(name)), key=len, default=None)
     return () if ending is None else _ISA_FLAGS[ending]
-
-
-class _Compilers:
-    """The compilers that run now: they end with the process, and the process does not wait for them."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._running: set[subprocess.Popen[bytes]] = set()
-        atexit.register(self.kill)
-
-    def run(self, commands: Sequence[list[str]], folder: Path, jobs: int) -> None:
-        """Run commands to their ends.
-
-        Args:
-            commands: in the order in which they are started.
-            folder: takes what they say.
-            jobs: how many run at once.
-
-        Raises:
-            BuildError: one failed; none runs any more.
-        """
-        deadline = time.monotonic() + _BUILD_TIMEOUT_S
-        waiting = list(enumerate(commands))
-        started: list[tuple[subprocess.Popen[bytes], Path]] = []
-        try:
-            while waiting or started:
-                while waiting and len(started) < jobs:
-                    index, command = waiting.pop(0)
-                    said = folder / f"{index}.log"
-                    started.append((self._start(command, said), said))
-                process, said = started.pop(0)
-                self._wait(process, said, deadline)
-        finally:
-            for process, _ in started:
-                process.kill()
-                self._forget(process)
-
-    def kill(self) -> None:
-        """End those that run."""
-        with self._lock:
-            for process in self._running:
-                process.kill()
-            for process in self._running:
-                process.wait()  # So that it is gone when this process is.
-
-    def _start(self, command: list[str], said: Path) -> subprocess.Popen[bytes]:
-        with self._lock, said.open("wb") as output:
-            process = subprocess.Popen(  # noqa: S603  # the operator's compiler
-                command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
-            )
-            self._running.add(process)
-        return process
-
-    def _wait(self, process: subprocess.Popen[bytes], said: Path, deadline: float) -> None:
-        try:
-            status = process.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            raise BuildError(f"it was not done in {_BUILD_TIMEOUT_S:.0f} s") from None
-        finally:
-            self._forget(process)
-        if status != 0:
-            text = said.read_text("utf-8", "replace")[-_SHOWN_CHARACTERS:]
-            raise BuildError(f"the compiler failed with status {status}: {text}")
-
-    def _forget(self, process: subprocess.Popen[bytes]) -> None:
-        process.wait()
-        with self._lock:
-            self._running.discard(process)
-
-
-_compilers = _Compilers()
 
 
 def main(say: Callable[[str], object] = sys.stdout.write) -> int:
@@ -274,7 +186,7 @@ def main(say: Callable[[str], object] = sys.stdout.write) -> int:
     try:
         build_library(compiler, jobs=os.cpu_count() or 1)
     except BuildError as error:
-        say(f"the CPU kernels cannot be built: {error}\n")
+        say(f"the CPU kernels cannot be built: {error}\n{error.said}\n")
         return 1
     say("the CPU kernels are built\n")
     return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -11,7 +12,10 @@ from pathlib import Path
 import torch
 
 from tengserve_backend.errors import ConfigurationError
-from tengserve_backend.native.build import BuildError, build_library, find_compiler, find_library
+from tengserve_backend.native.build import build_library, find_compiler, find_library
+from tengserve_backend.native.compilers import BuildError
+
+_NONE = "no kernels for the CPU, which computes with plain torch operators"
 
 _log = logging.getLogger(__name__)
 
@@ -53,29 +57,29 @@ def _find_or_build() -> Future[CpuLibrary | None]:
         compiler = find_compiler()
         found = find_library(compiler)
     except ConfigurationError as error:  # There is no place for a cache.
-        _log.warning("no kernels for the CPU, which computes with plain torch operators: %s", error.message)
+        _log.warning("%s: %s", _NONE, error.message)
         promise.set_result(None)
         return promise
     if found is not None:
         promise.set_result(_load(found))
     elif compiler is None:
-        _log.warning(
-            "no kernels for the CPU, which computes with plain torch operators, at less than half the speed: there is "
-            "no C++ compiler to build them with (g++ or clang++)"
-        )
+        chosen = os.environ.get("CXX")
+        lack = f"CXX is {chosen}, which does not run" if chosen else "there is no C++ compiler (g++ or clang++)"
+        _log.warning("%s, at less than half the speed: %s", _NONE, lack)
         promise.set_result(None)
     else:
         _log.info("building the kernels for the CPU; models start on plain torch operators meanwhile")
 
         def build() -> None:
+            library = None
             try:
                 library = _load(build_library(compiler))
             except BuildError as error:
-                _log.warning("no kernels for the CPU, which computes with plain torch operators: %s", error)
-                library = None
-            except BaseException as error:
-                promise.set_exception(error)
-                raise
+                _log.warning("%s: %s", _NONE, error)
+                if error.said:
+                    _log.info("the compiler said:\n%s", error.said)
+            except Exception:  # noqa: BLE001  # whatever it is, models run without
+                _log.exception("%s: the build failed", _NONE)
             promise.set_result(library)
 
         threading.Thread(target=build, name="build-cpu-kernels", daemon=True).start()
@@ -87,7 +91,8 @@ def _load(library: Path) -> CpuLibrary | None:
         torch.ops.load_library(library)  # type: ignore[no-untyped-call]  # torch leaves it untyped
         isa: str = torch.ops.tengserve_cpu.isa()
     except (OSError, RuntimeError, AttributeError) as error:
-        _log.warning("no kernels for the CPU, which computes with plain torch operators: they do not load (%s)", error)
+        # What torch says of it is less than what the linker said to torch.
+        _log.warning("%s: they do not load (%s)", _NONE, error.__cause__ or error)
         return None
     _log.info("kernels for the CPU use %s", isa)
     return CpuLibrary(isa)

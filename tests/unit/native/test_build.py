@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import filelock
 import pytest
 
 from tengserve_backend.native import build, load
@@ -165,13 +168,24 @@ def test_the_command_builds_or_says_why_not(toolbox: Toolbox, monkeypatch: pytes
 def test_no_compiler_is_said_once(
     toolbox: Toolbox, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setenv("CXX", "/no/such/compiler")
+    monkeypatch.delenv("CXX")
+    monkeypatch.setenv("PATH", str(toolbox.state))
     assert [load.cpu_library().result(0) for _ in range(3)] == [None] * 3
     (line,) = [record.getMessage() for record in caplog.records]
-    assert "there is no C++ compiler" in line
+    assert "there is no C++ compiler (g++ or clang++)" in line
 
 
-def test_a_process_that_ends_does_not_wait_for_a_build(toolbox: Toolbox) -> None:
+def test_a_compiler_that_was_named_and_does_not_run_is_said(
+    toolbox: Toolbox, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("CXX", "/no/such/compiler")
+    assert load.cpu_library().result(0) is None
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "CXX is /no/such/compiler, which does not run" in line
+
+
+@pytest.mark.parametrize("end", ["", "from tengserve_adapter import lifecycle; lifecycle.end_now(0)"])
+def test_a_process_that_ends_does_not_wait_for_a_build(toolbox: Toolbox, end: str) -> None:
     os.mkfifo(toolbox.state / "gate")
     toolbox.compiler.write_text(
         COMPILER.replace("echo made", 'echo $$ > "$STATE/pid"; read _ < "$STATE/gate"\necho made')
@@ -180,7 +194,7 @@ def test_a_process_that_ends_does_not_wait_for_a_build(toolbox: Toolbox) -> None
         "import pathlib, threading; from tengserve_backend.native import build, load; "
         f"build.SOURCES = pathlib.Path({str(toolbox.sources)!r}); load.cpu_library()\n"
         f"pid = pathlib.Path({str(toolbox.state / 'pid')!r})\n"
-        "while not (pid.exists() and pid.read_text()): threading.Event().wait(0.01)"
+        "while not (pid.exists() and pid.read_text()): threading.Event().wait(0.01)\n" + end
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     subprocess.run([sys.executable, "-c", program], env=environment, timeout=100, check=True)
@@ -203,3 +217,108 @@ def test_whoever_asks_does_not_wait_for_a_build(toolbox: Toolbox, caplog: pytest
     # What the stand-in made is no library.
     assert promise.result() is None
     assert "they do not load" in caplog.text
+    assert "file too short" in caplog.text
+
+
+def late(toolbox: Toolbox, caplog: pytest.LogCaptureFixture) -> str:
+    """What the log says about a build that ends without a library, in its one warning."""
+    caplog.set_level(logging.INFO)
+    assert load.cpu_library().result(60) is None
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert "\n" not in warning
+    return warning
+
+
+def test_a_compiler_that_says_much_is_quoted_in_a_line(toolbox: Toolbox, caplog: pytest.LogCaptureFixture) -> None:
+    noise = (
+        'yes "a note of the compiler" | head -c 8000000; echo; echo "a.h:3: error: no space left on device"; echo end'
+    )
+    toolbox.compiler.write_text(COMPILER.replace("echo made", f"{noise}; exit 1\necho made"))
+    warning = late(toolbox, caplog)
+    assert warning.endswith("the compiler failed with status 1: a.h:3: error: no space left on device")
+    assert len(caplog.text) < 10_000
+
+
+def test_a_compiler_that_hangs_ends_with_all_that_it_started(
+    toolbox: Toolbox, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    # The driver waits for a child, as real ones do; both hold the pipe open for as long as they live.
+    pipe = toolbox.state / "alive"
+    os.mkfifo(pipe)
+    hang = 'exec 3> "$STATE/alive"; echo it hangs; sleep 1000 & wait'
+    toolbox.compiler.write_text(COMPILER.replace("echo made", f"{hang}\necho made"))
+    monkeypatch.setattr(build, "_BUILD_TIMEOUT_S", 0.5)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    assert late(toolbox, caplog).endswith("the compiler was not done in 0 s")
+    os.set_blocking(reader, True)
+    assert os.read(reader, 1) == b"", "nobody has it open for writing any more"
+    os.close(reader)
+
+
+def test_a_compiler_that_does_not_even_tell_its_version_is_none(
+    toolbox: Toolbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "_VERSION_TIMEOUT_S", 0.5)
+    toolbox.compiler.write_text("#!/bin/sh\nsleep 1000 & wait\n")
+    assert find_compiler() is None
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), "cannot be written (No space left on device)"),
+        (OSError(errno.EROFS, "Read-only file system"), "cannot be written (Read-only file system)"),
+        (RuntimeError("who knows"), "the build failed"),
+    ],
+)
+def test_whatever_ends_a_build_is_said_in_a_line(
+    toolbox: Toolbox,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    error: Exception,
+    said: str,
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(build, "compile_library", fail)
+    assert said in late(toolbox, caplog)
+
+
+def test_a_file_system_without_locks_is_said(
+    toolbox: Toolbox, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise NotImplementedError("FileSystem does not appear to support flock")
+
+    monkeypatch.setattr(filelock.FileLock, "acquire", refuse)
+    assert "its file system has no locks" in late(toolbox, caplog)
+
+
+def test_a_damaged_library_is_built_anew(toolbox: Toolbox) -> None:
+    library = built(toolbox)
+    library.write_text("half of i")
+    assert find_library(find_compiler()) is None
+    assert built(toolbox).read_text() == "made\n"
+
+
+def test_what_a_killed_server_left_does_not_keep_the_next_from_building(toolbox: Toolbox) -> None:
+    compiler = find_compiler()
+    assert compiler is not None
+    leftover = built(toolbox).parent.with_suffix(".partial-killed")
+    library = built(toolbox)
+    library.parent.rename(leftover)
+    assert find_library(compiler) is None
+    assert built(toolbox) == library
+    assert not leftover.exists()
+
+
+def test_two_that_start_at_once_build_once(toolbox: Toolbox) -> None:
+    os.mkfifo(toolbox.state / "gate")
+    toolbox.compiler.write_text(COMPILER.replace("echo made", 'read _ < "$STATE/gate"\necho made'))
+    with ThreadPoolExecutor(2) as servers, (toolbox.state / "gate").open("r+b", buffering=0) as gate:
+        both = [servers.submit(built, toolbox) for _ in range(2)]
+        gate.write(b"go\n" * 4)
+        first, second = (server.result(60) for server in both)
+    assert first == second
+    assert len(toolbox.commands) == 4

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Collection, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -98,17 +98,17 @@ class NpuDevice:
             return [PortableAttention()]
         return [FusedPagedAttention(self.torch_device), PortableAttention()]
 
-    def fuse(self, model: Any, wanted: Collection[str]) -> Sequence[str]:
+    def fuse(self, model: Any, wanted: Collection[str]) -> Mapping[str, int]:
         """See DeviceBackend."""
         done = fuse(model, wanted=wanted, family=self.family, found=self._capabilities)
         # Projections that became one leave holes, which would count as used when the KV cache is sized.
         _npu().empty_cache()
         return done
 
-    def fuse_in_pieces(self, model: Any, run: Callable[[], object]) -> Generator[None, None, Sequence[str]]:
+    def fuse_in_pieces(self, model: Any, run: Callable[[], object]) -> Generator[None, None, Mapping[str, int]]:
         """It is never an upgrade."""
         yield from ()
-        return []
+        return {}
 
     def measure_peak(self, run: Callable[[], None]) -> int:
         """See DeviceBackend."""

@@ -33,7 +33,7 @@ _FUSIONS: Mapping[str, _Fusion] = {
 }
 
 
-def fuse(model: torch.nn.Module, operators: FusedOperators) -> list[str]:
+def fuse(model: torch.nn.Module, operators: FusedOperators) -> dict[str, int]:
     """Replace parts of a model, in place; what was tried and left goes to the log.
 
     Args:
@@ -41,7 +41,7 @@ def fuse(model: torch.nn.Module, operators: FusedOperators) -> list[str]:
         operators: of the device; what is None stays as it is.
 
     Returns:
-        What was replaced, for the log: "rms_norm (65)".
+        How many parts each fusion replaced, by its name; none that replaced nothing.
     """
     token = torch.zeros(1, 1, dtype=torch.int64, device=next(model.parameters()).device)
     pieces = fuse_in_pieces(model, operators, run=lambda: model(input_ids=token, use_cache=False))
@@ -49,19 +49,19 @@ def fuse(model: torch.nn.Module, operators: FusedOperators) -> list[str]:
         try:
             next(pieces)
         except StopIteration as end:
-            done: list[str] = end.value
+            done: dict[str, int] = end.value
             return done
 
 
 def fuse_in_pieces(
     model: torch.nn.Module, operators: FusedOperators, *, run: Callable[[], object]
-) -> Generator[None, None, list[str]]:
+) -> Generator[None, None, dict[str, int]]:
     """The same, a part at a time: the model can run whenever this has yielded.
 
     Args:
         run: runs the model on anything; its attention may then be ours.
     """
-    done: list[str] = []
+    done: dict[str, int] = {}
     for name, fusion in _FUSIONS.items():
         count = 0
         left: Counter[Left] = Counter()
@@ -72,7 +72,12 @@ def fuse_in_pieces(
                 left[outcome] += 1
             yield
         if count:
-            done.append(f"{name} ({count})")
+            done[name] = count
         for (what, reason), times in left.items():
             _log.info("%s is left to transformers in %d of %s: %s", name, times, what, reason)
     return done
+
+
+def told(done: Mapping[str, int]) -> str:
+    """What was replaced, for the log: "rms_norm (65), rotary (1)"."""
+    return ", ".join(f"{name} ({count})" for name, count in done.items())
