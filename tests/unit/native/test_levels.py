@@ -16,7 +16,9 @@ from tengserve_backend.artifact_cache import artifact, cache_root
 from tengserve_backend.native.build import LIBRARY, Compiler, build_library, compile_library, find_compiler
 
 HERE = Path(__file__).parent
-OPERATORS = [str(HERE / name) for name in ("test_attention.py", "test_linear.py", "test_rows.py")]
+OPERATORS = [
+    str(HERE / name) for name in ("test_attention.py", "test_linear.py", "test_linear_integers.py", "test_rows.py")
+]
 X86_LEVELS = ("amx", "avx512_bf16", "avx512", "avx2")
 SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-O1")
 

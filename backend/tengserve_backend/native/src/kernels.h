@@ -67,17 +67,51 @@ struct AttentionKernels {
   void (*finish)(AttentionSums, int row, int64_t value_dim, const float* sink, T* out);
 };
 
-// Rows of x times one panel of a packed weight. The panel is [in][32] in float32, and [in / 2][32][2] in bfloat16.
+// How a packed weight keeps its numbers. It lies in panels of 32 output columns, one after the other, each read from
+// front to back.
+enum class WeightKind : uint8_t {
+  kFloat,  // in the type they are multiplied in: [in][32] for float32, [in / 2][32][2] for bfloat16
+  kInt8,   // Int8Scales, then an Int8Group for each 32 inputs: a number is scale * integer
+  kInt4,   // an Int4Group for each 32 inputs: a number is scale * integer + minimum
+};
+
+// Groups hold sixteen columns of one input side by side: input 2 * s + p of columns 16 * h + i is at [s][h][p][i].
+// So a register full of them has one column a lane, and an even and an odd input make the pairs of bfloat16.
+constexpr int64_t kGroupInputs = 32;
+
+struct Int8Scales {
+  float columns[32];
+};
+struct Int8Group {
+  int8_t integers[16][2][2][16];  // [s][h][p][i]
+};
+
+// A number is rounded to bfloat16 where that is what is multiplied: to the nearest, of two the greater magnitude.
+struct Int4Group {
+  uint32_t columns[32];         // scale in the lower half, minimum in the upper, both bfloat16
+  uint32_t codes[2][2][2][16];  // [h][p][s / 8][i]; the (s % 8)-th 4 bits
+};
+static_assert(sizeof(Int8Scales) == 128 && sizeof(Int8Group) == 1024 && sizeof(Int4Group) == 640);
+
+struct PackedWeight {
+  WeightKind kind;
+  const char* panels;
+  int64_t panel_bytes;
+  int64_t in;   // a multiple of 32 but for float32 of kFloat; zeros fill it up
+  int64_t out;  // the last panel may have columns of zeros beyond
+};
+
+// Rows of x times some panels of a packed weight.
 template <typename T>
 struct LinearTask {
-  const void* x;  // [rows][in]; for bfloat16 as the Level's bf16_rows says, from a tile's first row on
+  const PackedWeight* weight;
+  const void* x;  // [rows][weight->in]; for bfloat16 as the Level's bf16_rows says, from a tile's first row on
   int64_t rows;
-  int64_t in;
-  const T* panel;
-  const T* bias;  // [columns], or null
-  T* out;         // of the first row's first column
+  int64_t panel, end_panel;
+  const T* bias;  // [weight->out], or null
+  T* out;         // [rows], each out_stride after the one before, column 0 of the weight first
   int64_t out_stride;
-  int64_t columns;  // 1 to 32
+  T* scratch;  // for other kinds than kFloat: in * 32 numbers, on a cache line
 };
 
 template <typename T>

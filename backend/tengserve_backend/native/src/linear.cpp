@@ -1,10 +1,15 @@
 // Linear layers whose weights are packed once, in the order in which they are read.
+#include "linear.h"
+
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
+#include <memory>
+#include <new>
+#include <type_traits>
 
 #include "checks.h"
 #include "isa.h"
@@ -13,130 +18,87 @@
 namespace tengserve {
 namespace {
 
-// Rows of x that one task takes at most, a multiple of a tile's: with many threads and few panels there must be more
-// tasks than panels.
-constexpr int64_t kTaskRows = 96;
 // Multiplications of a call below which no second thread is woken.
 constexpr int64_t kWorthThreads = 1 << 15;
+// Bytes of x that panels are multiplied by in one go, at most: a good part of a second-level cache.
+constexpr int64_t kBlockBytes = 1 << 20;
+// Rows are split into no smaller parts, so that a panel's way into the cache is worth it, and at multiples of a tile.
+constexpr int64_t kLeastRows = 96, kRowMultiple = 32;
 
-// Inputs a packed bfloat16 weight has a multiple of; the rest is zeros. One row of a matrix unit's tile holds as many.
-constexpr int64_t kBf16InMultiple = 32;
+constexpr int64_t kCacheLine = 64;
+constexpr int64_t kTileRows = 16, kTileWidth = 32;
 
-int64_t panels(int64_t out) {
-  return (out + kPanelColumns - 1) / kPanelColumns;
+constexpr int64_t rounded_up(int64_t count, int64_t multiple) {
+  return (count + multiple - 1) / multiple * multiple;
 }
 
-int64_t packed_in(at::ScalarType dtype, int64_t in) {
-  return dtype == at::kFloat ? in : (in + kBf16InMultiple - 1) / kBf16InMultiple * kBf16InMultiple;
+struct Free {
+  void operator()(void* memory) const { std::free(memory); }
+};
+
+// Memory of the calling thread, on a cache line; what was there before is lost.
+void* thread_scratch(int64_t bytes) {
+  static thread_local std::unique_ptr<void, Free> memory;
+  static thread_local int64_t size = 0;
+  if (size < bytes) {
+    size = 0;
+    memory.reset(std::aligned_alloc(kCacheLine, rounded_up(bytes, kCacheLine)));
+    if (!memory) throw std::bad_alloc();
+    size = bytes;
+  }
+  return memory.get();
 }
 
-// Columns lie in pairs of inputs for bfloat16, alone for float32.
+// What the kernel reads rows of x as.
 template <typename T>
-constexpr int64_t kPair = sizeof(float) / sizeof(T);
-
-template <typename T>
-void pack(const T* weight, int64_t out, int64_t in, int64_t padded_in, T* packed) {
-  at::parallel_for(0, panels(out), 1, [&](int64_t begin, int64_t end) {
-    for (int64_t panel = begin; panel < end; ++panel) {
-      T* to = packed + panel * kPanelColumns * padded_in;
-      const int64_t columns = std::min(kPanelColumns, out - panel * kPanelColumns);
-      for (int64_t k = 0; k < in; ++k) {
-        T* step = to + k / kPair<T> * kPair<T> * kPanelColumns + k % kPair<T>;
-        for (int64_t c = 0; c < columns; ++c) {
-          step[c * kPair<T>] = weight[(panel * kPanelColumns + c) * in + k];
-        }
-      }
-    }
-  });
+Bf16Rows rows_of() {
+  return std::is_same_v<T, float> ? Bf16Rows::kFloat32 : level().bf16_rows;
 }
 
-// Rows as tiles for the matrix unit. Rows that fill up the last tile are not read and stay as they are.
-at::Tensor as_tiles(const at::Tensor& rows) {
-  constexpr int64_t kHeight = 16, kWidth = 32;
-  const int64_t count = rows.size(0), in = rows.size(1), width = (in + kWidth - 1) / kWidth * kWidth;
-  at::Tensor tiles = at::empty({(count + kHeight - 1) / kHeight * kHeight, width}, rows.options());
-  const Bf16* from = memory<const Bf16>(rows);
-  Bf16* to = memory<Bf16>(tiles);
-  at::parallel_for(0, count, 64, [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row) {
-      Bf16* tile = to + row / kHeight * kHeight * width + row % kHeight * kWidth;
-      for (int64_t k = 0; k < width; k += kWidth, tile += kHeight * kWidth) {
-        const int64_t there = std::min(kWidth, in - k);
-        std::memcpy(tile, from + row * in + k, there * sizeof(Bf16));
-        std::memset(static_cast<void*>(tile + there), 0, (kWidth - there) * sizeof(Bf16));
-      }
-    }
-  });
-  return tiles;
-}
-
-// x [rows, in] as the kernel reads it; its second dimension is the kernel's `in`.
-at::Tensor prepare(const at::Tensor& x, int64_t in, Bf16Rows wanted) {
-  const at::Tensor rows = x.reshape({-1, in}).contiguous();
-  if (x.scalar_type() == at::kFloat) return rows;
-  if (wanted == Bf16Rows::kTiles) return as_tiles(rows);
-  const auto dtype = wanted == Bf16Rows::kPairs ? at::kBFloat16 : at::kFloat;
-  if (in % 2 == 0) return rows.to(dtype);
-  at::Tensor padded = at::zeros({rows.size(0), in + 1}, rows.options().dtype(dtype));
-  padded.narrow(1, 0, in).copy_(rows);
-  return padded;
+int64_t row_bytes(const PackedWeight& weight, Bf16Rows rows) {
+  return weight.in * static_cast<int64_t>(rows == Bf16Rows::kFloat32 ? sizeof(float) : sizeof(Bf16));
 }
 
 template <typename T>
-void multiply(const at::Tensor& x, int64_t rows, const at::Tensor& packed, const T* bias, int64_t padded_in,
-              int64_t out_features, T* out) {
-  const int64_t in = x.size(1), blocks = (rows + kTaskRows - 1) / kTaskRows;
-  const char* const x_memory = memory<const char>(x);
-  const T* const weight = memory<const T>(packed);
-  const auto kernel = level().kernels<T>().linear;
-  const int64_t work = rows * in * out_features;
-  const int64_t tasks = panels(out_features) * blocks;
-  const int64_t grain = work < kWorthThreads ? tasks : 1;
+void multiply(const at::Tensor& x, int64_t in, const PackedWeight& weight, const T* bias, T* out) {
+  const int64_t rows = x.numel() / in, panels = panel_count(weight);
+  const at::Tensor source = x.contiguous();
+  const T* from = memory<const T>(source);
+  const Bf16Rows form = rows_of<T>();
+  const bool ready = in == weight.in && (std::is_same_v<T, float> || form == Bf16Rows::kPairs);
+  at::Tensor held;
+  if (!ready) {
+    held = at::empty({prepared_bytes<T>(weight, rows)}, at::TensorOptions().dtype(at::kByte));
+    at::parallel_for(0, rows, kLeastRows, [&](int64_t begin, int64_t end) {
+      for (int64_t r = begin; r < end; ++r) prepare_row<T>(weight, from + r * in, in, r, memory<char>(held));
+    });
+  }
+  const char* const prepared = ready ? reinterpret_cast<const char*>(from) : memory<const char>(held);
+
+  const int64_t threads = at::get_num_threads(), bytes = row_bytes(weight, form);
+  const int64_t for_cache = (rows * bytes + kBlockBytes - 1) / kBlockBytes;
+  const int64_t for_threads = threads > 1 ? (4 * threads + panels - 1) / panels : 1;
+  const int64_t most = (rows + kLeastRows - 1) / kLeastRows;
+  const int64_t block = rounded_up((rows + most - 1) / std::clamp(std::max(for_cache, for_threads), int64_t{1}, most),
+                                   kRowMultiple);
+  const int64_t tasks = (rows + block - 1) / block * panels;
+  const int64_t grain = rows * in * weight.out < kWorthThreads ? tasks : 1;
   at::parallel_for(0, tasks, grain, [&](int64_t begin, int64_t end) {
-    for (int64_t task = begin; task < end; ++task) {
-      const int64_t panel = task / blocks, row = task % blocks * kTaskRows, column = panel * kPanelColumns;
-      LinearTask<T> own{};
-      own.x = x_memory + row * in * x.element_size();
-      own.rows = std::min(kTaskRows, rows - row);
-      own.in = in;
-      own.panel = weight + column * padded_in;
-      own.bias = bias ? bias + column : nullptr;
-      own.out = out + row * out_features + column;
-      own.out_stride = out_features;
-      own.columns = std::min(kPanelColumns, out_features - column);
-      kernel(own);
+    for (int64_t task = begin; task < end;) {
+      const int64_t row = task / panels * block, panel = task % panels, count = std::min(panels - panel, end - task);
+      linear_panels<T>(weight, prepared + row * bytes, std::min(block, rows - row), panel, panel + count, bias,
+                       out + row * weight.out, weight.out);
+      task += count;
     }
   });
 }
 
-}  // namespace
-
-at::Tensor pack_linear(const at::Tensor& weight) {
-  check_float(weight, "weight", 2);
-  const int64_t out = weight.size(0), in = weight.size(1);
-  TORCH_CHECK(out > 0 && in > 0, "weight must not be empty");
-  const at::Tensor source = weight.contiguous();
-  const int64_t padded = packed_in(weight.scalar_type(), in);
-  at::Tensor packed = at::zeros({panels(out), padded, kPanelColumns}, weight.options());
-  with_dtype(weight, [&](auto t) {
-    using T = decltype(t);
-    pack(memory<const T>(source), out, in, padded, memory<T>(packed));
-  });
-  return packed;
-}
-
-at::Tensor linear(const at::Tensor& x, const at::Tensor& packed, const std::optional<at::Tensor>& bias,
-                  int64_t in_features, int64_t out_features) {
+at::Tensor linear_of(WeightKind kind, const at::Tensor& x, const at::Tensor& packed,
+                     const std::optional<at::Tensor>& bias, int64_t in_features, int64_t out_features) {
   check_float(x, "x", -1);
-  check_float(packed, "packed", 3);
-  check_same_dtype(packed, "packed", x, "x");
   TORCH_CHECK(in_features > 0 && out_features > 0, "in_features and out_features must be at least 1");
   TORCH_CHECK(x.dim() >= 1 && x.size(-1) == in_features, "the last dimension of x must be ", in_features);
-  const int64_t padded_in = packed_in(x.scalar_type(), in_features);
-  check_size(packed, "packed", 0, panels(out_features));
-  check_size(packed, "packed", 1, padded_in);
-  check_size(packed, "packed", 2, kPanelColumns);
-  check_contiguous(packed, "packed");
+  const PackedWeight weight = packed_weight(packed, kind, in_features, out_features, x.scalar_type());
   if (bias) {
     check_tensor(*bias, "bias", 1);
     check_same_dtype(*bias, "bias", x, "x");
@@ -147,13 +109,80 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& packed, const std::opti
   sizes.back() = out_features;
   at::Tensor out = at::empty(sizes, x.options());
   if (out.numel() == 0) return out;
-  const at::Tensor rows = prepare(x, in_features, level().bf16_rows);
   with_dtype(x, [&](auto t) {
     using T = decltype(t);
-    multiply<T>(rows, x.numel() / in_features, packed, bias ? memory<const T>(*bias) : nullptr, padded_in,
-                out_features, memory<T>(out));
+    multiply<T>(x, in_features, weight, bias ? memory<const T>(*bias) : nullptr, memory<T>(out));
   });
   return out;
+}
+
+}  // namespace
+
+template <typename T>
+int64_t prepared_bytes(const PackedWeight& weight, int64_t rows) {
+  const Bf16Rows form = rows_of<T>();
+  return row_bytes(weight, form) * (form == Bf16Rows::kTiles ? rounded_up(rows, kTileRows) : rows);
+}
+
+template <typename T>
+void prepare_row(const PackedWeight& weight, const T* x, int64_t in, int64_t row, void* prepared) {
+  const Bf16Rows form = rows_of<T>();
+  if (form == Bf16Rows::kFloat32) {
+    float* to = static_cast<float*>(prepared) + row * weight.in;
+    for (int64_t k = 0; k < in; ++k) to[k] = to_float(x[k]);
+    std::fill(to + in, to + weight.in, 0.0f);
+    return;
+  }
+  // One piece of the whole row, or tiles: other rows lie between pieces.
+  const bool tiles = form == Bf16Rows::kTiles;
+  const int64_t width = tiles ? kTileWidth : weight.in, stride = tiles ? kTileRows * kTileWidth : weight.in;
+  T* to = static_cast<T*>(prepared);
+  to += tiles ? row / kTileRows * kTileRows * weight.in + row % kTileRows * kTileWidth : row * weight.in;
+  for (int64_t k = 0; k < weight.in; k += width, to += stride) {
+    const int64_t there = std::clamp(in - k, int64_t{0}, width);
+    std::memcpy(static_cast<void*>(to), x + k, there * sizeof(T));
+    std::memset(static_cast<void*>(to + there), 0, (width - there) * sizeof(T));
+  }
+}
+
+template <typename T>
+void linear_panels(const PackedWeight& weight, const void* prepared, int64_t rows, int64_t panel, int64_t end_panel,
+                   const T* bias, T* out, int64_t out_stride) {
+  LinearTask<T> task{};
+  task.weight = &weight;
+  task.x = prepared;
+  task.rows = rows;
+  task.panel = panel;
+  task.end_panel = end_panel;
+  task.bias = bias;
+  task.out = out;
+  task.out_stride = out_stride;
+  if (weight.kind != WeightKind::kFloat) {
+    task.scratch = static_cast<T*>(thread_scratch(weight.in * kPanelColumns * static_cast<int64_t>(sizeof(T))));
+  }
+  level().kernels<T>().linear(task);
+}
+
+template int64_t prepared_bytes<float>(const PackedWeight&, int64_t);
+template int64_t prepared_bytes<Bf16>(const PackedWeight&, int64_t);
+template void prepare_row(const PackedWeight&, const float*, int64_t, int64_t, void*);
+template void prepare_row(const PackedWeight&, const Bf16*, int64_t, int64_t, void*);
+template void linear_panels(const PackedWeight&, const void*, int64_t, int64_t, int64_t, const float*, float*, int64_t);
+template void linear_panels(const PackedWeight&, const void*, int64_t, int64_t, int64_t, const Bf16*, Bf16*, int64_t);
+
+at::Tensor linear(const at::Tensor& x, const at::Tensor& packed, const std::optional<at::Tensor>& bias,
+                  int64_t in_features, int64_t out_features) {
+  return linear_of(WeightKind::kFloat, x, packed, bias, in_features, out_features);
+}
+
+at::Tensor linear_int8(const at::Tensor& x, const at::Tensor& packed, const std::optional<at::Tensor>& bias,
+                       int64_t in_features, int64_t out_features) {
+  return linear_of(WeightKind::kInt8, x, packed, bias, in_features, out_features);
+}
+
+at::Tensor linear_int4(const at::Tensor& x, const at::Tensor& packed, const std::optional<at::Tensor>& bias,
+                       int64_t in_features, int64_t out_features) {
+  return linear_of(WeightKind::kInt4, x, packed, bias, in_features, out_features);
 }
 
 }  // namespace tengserve

@@ -10,66 +10,215 @@ namespace {
 
 // Inputs of a step: two in each of the 16 columns of a tile of the panel.
 constexpr int64_t kAmxStep = 32;
+static_assert(kAmxStep == kGroupInputs, "a step multiplies one group");
 constexpr int kAmxRows = 2 * kTileHeight;
+constexpr int64_t kLine = 64;
+// Bytes of the weight to be ahead where a step has no more to do than to read them.
+constexpr int64_t kAmxAhead = 4096;
 
-// Sums of rows [row0, row0 + 16) and, of kTiles 2, the 16 after them.
+// What comes into a cache while rows are multiplied: at each step `bytes` of the weight, step_bytes after those of the
+// step before, up to `end`.
+struct Ahead {
+  const char *from, *end;
+  int64_t step_bytes, bytes;
+};
+
+// kFar: into the second-level cache, for the first one is full of what is multiplied now.
+template <bool kFar>
+inline void fetch(const Ahead& ahead, int64_t step) {
+  const char* from = ahead.from + step * ahead.step_bytes;
+  if (from >= ahead.end) return;
+  for (int64_t line = 0; line < ahead.bytes; line += kLine) __builtin_prefetch(from + line, 0, kFar ? 2 : 3);
+}
+
+// Tiles 0 to 3 are sums, 4 and 5 rows of x, 6 and 7 the panel.
+inline TileShapes linear_shapes(int upper, int lower) {
+  TileShapes shapes;
+  for (int tile = 0; tile < 4; ++tile) shapes.set(tile, tile < 2 ? upper : lower, kTileBytes);
+  shapes.set(4, upper, kTileBytes);
+  shapes.set(5, lower, kTileBytes);
+  shapes.set(6, kTileHeight, kTileBytes);
+  shapes.set(7, kTileHeight, kTileBytes);
+  return shapes;
+}
+
 template <int kTiles>
-inline void multiply_tiles(const LinearTask<Bf16>& task, int64_t row0, float* sums) {
-  const Bf16* x = static_cast<const Bf16*>(task.x) + row0 * task.in;
-  const Bf16* lower = x + kTileHeight * task.in;
-  constexpr int64_t kPanelBytes = 2 * kPanelColumns * sizeof(Bf16), kSumBytes = kPanelColumns * sizeof(float);
+inline void zero_sums() {
   _tile_zero(0);
   _tile_zero(1);
   if constexpr (kTiles > 1) {
     _tile_zero(2);
     _tile_zero(3);
   }
-  for (int64_t k = 0; k < task.in; k += kAmxStep) {
-    const Bf16* step = task.panel + k * kPanelColumns;
-    _tile_loadd(6, step, kPanelBytes);
-    _tile_loadd(7, step + 2 * kTileHeight, kPanelBytes);
-    _tile_loadd(4, x + k * kTileHeight, kTileBytes);
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_dpbf16ps(1, 4, 7);
-    if constexpr (kTiles > 1) {
-      _tile_loadd(5, lower + k * kTileHeight, kTileBytes);
-      _tile_dpbf16ps(2, 5, 6);
-      _tile_dpbf16ps(3, 5, 7);
-    }
+}
+
+// One step of kTiles times 16 rows. Rows of x that come by once a panel, kStreamed, leave the first-level cache to the
+// panel.
+template <int kTiles, bool kStreamed>
+inline void multiply_step_amx(const Bf16* x, const Bf16* lower, const Bf16* weights) {
+  constexpr int64_t kPanelBytes = 2 * kPanelColumns * sizeof(Bf16);
+  _tile_loadd(6, weights, kPanelBytes);
+  _tile_loadd(7, weights + 2 * kTileHeight, kPanelBytes);
+  if constexpr (kStreamed) {
+    _tile_stream_loadd(4, x, kTileBytes);
+  } else {
+    _tile_loadd(4, x, kTileBytes);
   }
+  _tile_dpbf16ps(0, 4, 6);
+  _tile_dpbf16ps(1, 4, 7);
+  if constexpr (kTiles > 1) {
+    if constexpr (kStreamed) {
+      _tile_stream_loadd(5, lower, kTileBytes);
+    } else {
+      _tile_loadd(5, lower, kTileBytes);
+    }
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(3, 5, 7);
+  }
+}
+
+// Sums [kTiles * 16][32].
+template <int kTiles>
+inline void store_tiles(float* sums) {
+  constexpr int64_t kSumBytes = kPanelColumns * sizeof(float);
   _tile_stored(0, sums, kSumBytes);
   _tile_stored(1, sums + kTileHeight, kSumBytes);
   if constexpr (kTiles > 1) {
     _tile_stored(2, sums + kTileHeight * kPanelColumns, kSumBytes);
     _tile_stored(3, sums + kTileHeight * kPanelColumns + kTileHeight, kSumBytes);
   }
+  written_for_tiles();
+}
+
+inline void store_rows(const LinearTask<Bf16>& task, const Panel<Bf16>& panel, int64_t row0, int rows,
+                       const float* sums) {
+  if (panel.columns == kPanelColumns && !task.bias && !panel.scales) {
+    Bf16* to = task.out + row0 * task.out_stride + panel.column;
+    for (int r = 0; r < rows; ++r, sums += kPanelColumns, to += task.out_stride) {
+      const __m512bh both = _mm512_cvtne2ps_pbh(_mm512_load_ps(sums + kLanes), _mm512_load_ps(sums));
+      _mm512_storeu_si512(to, reinterpret_cast<__m512i>(both));
+    }
+    return;
+  }
+  for (int r = 0; r < rows; ++r) {
+    for (int64_t c = 0; c < panel.columns; c += kLanes) {
+      store_sums(task, panel, row0 + r, c, load(sums + r * kPanelColumns + c));
+    }
+  }
+}
+
+// Rows of x from row0 on times a panel that lies there in bfloat16.
+template <int kTiles, bool kStreamed>
+inline void multiply_rows(const LinearTask<Bf16>& task, const Bf16* weights, int64_t row0, const Ahead& ahead,
+                          float* sums) {
+  const int64_t in = task.weight->in;
+  const Bf16* x = static_cast<const Bf16*>(task.x) + row0 * in;
+  const Bf16* lower = x + kTileHeight * in;
+  zero_sums<kTiles>();
+  for (int64_t k = 0, step = 0; k < in; k += kAmxStep, ++step) {
+    fetch<kStreamed>(ahead, step);
+    multiply_step_amx<kTiles, kStreamed>(x + k * kTileHeight, lower + k * kTileHeight, weights + k * kPanelColumns);
+  }
+  store_tiles<kTiles>(sums);
+}
+
+// Up to 32 rows: the whole weight is read once, and integers become numbers on the way.
+template <WeightKind kKind, int kTiles>
+inline void linear_few_rows(const LinearTask<Bf16>& task) {
+  alignas(64) float sums[kAmxRows * kPanelColumns];
+  const PackedWeight& weight = *task.weight;
+  constexpr int64_t kBytes = group_bytes<Bf16>(kKind);
+  const char* const end = weight.panels + task.end_panel * weight.panel_bytes;
+  for (int64_t index = task.panel; index < task.end_panel; ++index) {
+    const Panel<Bf16> panel = panel_of(task, index);
+    const char* groups = reinterpret_cast<const char*>(panel.weights) + groups_from(kKind);
+    const Ahead ahead{groups + kAmxAhead, end, kBytes, kBytes};
+    if constexpr (kKind == WeightKind::kFloat) {
+      multiply_rows<kTiles, false>(task, panel.weights, 0, ahead, sums);
+    } else {
+      // Groups are unpacked before they are multiplied by as many as the unit needs to find them in the cache.
+      constexpr int64_t kLead = 2, kRing = 4;
+      alignas(64) Bf16 ring[kRing * kGroupNumbers];
+      const Bf16* x = static_cast<const Bf16*>(task.x);
+      const Bf16* lower = x + kTileHeight * weight.in;
+      const int64_t steps = weight.in / kAmxStep;
+      zero_sums<kTiles>();
+      for (int64_t step = -kLead; step < steps; ++step) {
+        const int64_t next = step + kLead;
+        if (next < steps) {
+          fetch<false>(ahead, next);
+          unpack_group<kKind>(groups + next * kBytes, ring + next % kRing * kGroupNumbers);
+          written_for_tiles();
+        }
+        if (step < 0) continue;
+        const int64_t k = step * kAmxStep * kTileHeight;
+        multiply_step_amx<kTiles, false>(x + k, lower + k, ring + step % kRing * kGroupNumbers);
+      }
+      store_tiles<kTiles>(sums);
+    }
+    store_rows(task, panel, 0, static_cast<int>(task.rows), sums);
+  }
+}
+
+// More rows: a panel stays in the cache for all of them, and the next one is fetched meanwhile.
+template <WeightKind kKind>
+inline void linear_many_rows(const LinearTask<Bf16>& task) {
+  alignas(64) float sums[kAmxRows * kPanelColumns];
+  const PackedWeight& weight = *task.weight;
+  constexpr int64_t kBytes = group_bytes<Bf16>(kKind);
+  const int64_t blocks = (task.rows + kAmxRows - 1) / kAmxRows;
+  const char* const end = weight.panels + task.end_panel * weight.panel_bytes;
+  for (int64_t index = task.panel; index < task.end_panel; ++index) {
+    Panel<Bf16> panel = panel_of(task, index);
+    const char* next = reinterpret_cast<const char*>(panel.weights) + weight.panel_bytes + groups_from(kKind);
+    if constexpr (kKind != WeightKind::kFloat) {
+      unpack_panel<kKind, false>(task, index);
+      written_for_tiles();
+      panel.weights = task.scratch;
+    }
+    for (int64_t block = 0; block < blocks; ++block) {
+      const int64_t row0 = block * kAmxRows;
+      const int rows = task.rows - row0 < kAmxRows ? static_cast<int>(task.rows - row0) : kAmxRows;
+      // Each block of rows fetches its part of every step.
+      constexpr int64_t kLines = kBytes / kLine;
+      const int64_t first = kLines * block / blocks, last = kLines * (block + 1) / blocks;
+      const Ahead ahead{next + first * kLine, end, kBytes, (last - first) * kLine};
+      for (int r = 0; r < rows; ++r) __builtin_prefetch(task.out + (row0 + r) * task.out_stride + panel.column, 1);
+      if (rows > kTileHeight) {
+        multiply_rows<2, true>(task, panel.weights, row0, ahead, sums);
+      } else {
+        multiply_rows<1, true>(task, panel.weights, row0, ahead, sums);
+      }
+      store_rows(task, panel, row0, rows, sums);
+    }
+  }
+}
+
+template <WeightKind kKind>
+inline void linear_amx_of(const LinearTask<Bf16>& task) {
+  if (task.rows > kAmxRows) {
+    // Tiles of the last rows are multiplied whole; what is in the rest of them goes nowhere.
+    const TilesInUse in_use(linear_shapes(kTileHeight, kTileHeight));
+    linear_many_rows<kKind>(task);
+    return;
+  }
+  const int rows = static_cast<int>(task.rows), upper = rows < kTileHeight ? rows : kTileHeight;
+  const TilesInUse in_use(linear_shapes(upper, rows - upper));
+  if (rows > kTileHeight) {
+    linear_few_rows<kKind, 2>(task);
+  } else {
+    linear_few_rows<kKind, 1>(task);
+  }
 }
 
 inline void linear_amx(const LinearTask<Bf16>& task) {
-  alignas(64) float sums[kAmxRows * kPanelColumns];
-  for (int64_t row = 0; row < task.rows; row += kAmxRows) {
-    const int rows = task.rows - row < kAmxRows ? static_cast<int>(task.rows - row) : kAmxRows;
-    const int upper = rows < kTileHeight ? rows : kTileHeight;
-    TileShapes shapes;
-    // Sums 0 to 3, x 4 and 5, the panel 6 and 7.
-    for (int tile = 0; tile < 4; ++tile) shapes.set(tile, tile < 2 ? upper : rows - upper, kTileBytes);
-    shapes.set(4, upper, kTileBytes);
-    shapes.set(5, rows - upper, kTileBytes);
-    shapes.set(6, kTileHeight, kTileBytes);
-    shapes.set(7, kTileHeight, kTileBytes);
-    {
-      const TilesInUse in_use(shapes);
-      if (rows > kTileHeight) {
-        multiply_tiles<2>(task, row, sums);
-      } else {
-        multiply_tiles<1>(task, row, sums);
-      }
-    }
-    for (int r = 0; r < rows; ++r) {
-      for (int64_t c = 0; c < task.columns; c += kLanes) {
-        store_sums(task, row + r, c, load(sums + r * kPanelColumns + c));
-      }
-    }
+  switch (task.weight->kind) {
+    case WeightKind::kFloat:
+      return linear_amx_of<WeightKind::kFloat>(task);
+    case WeightKind::kInt8:
+      return linear_amx_of<WeightKind::kInt8>(task);
+    case WeightKind::kInt4:
+      return linear_amx_of<WeightKind::kInt4>(task);
   }
 }
 

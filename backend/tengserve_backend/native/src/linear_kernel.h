@@ -1,7 +1,8 @@
-// Rows times one panel of a packed weight, see kernels.h. A panel is read once a tile of rows, front to back.
+// Rows times panels of a packed weight, see kernels.h. A panel is read once a tile of rows, front to back.
 #pragma once
 
 #include "kernels.h"
+#include "linear_unpack.h"
 
 namespace tengserve {
 namespace {
@@ -58,60 +59,102 @@ struct LinearTypes<Bf16> {
   static constexpr int64_t kStep = 2;
 };
 
-// One row's results from `column` on: the sums and the bias, as many of 16 as there are columns.
+// A panel as it is multiplied.
 template <typename T>
-inline void store_sums(const LinearTask<T>& task, int64_t row, int64_t column, Vec sums) {
-  T* to = task.out + row * task.out_stride + column;
-  const int64_t rest = task.columns - column;
+struct Panel {
+  const T* weights;
+  const float* scales;  // of the sums, [32], or null
+  int64_t column;       // of its first one in the whole weight
+  int64_t columns;      // 1 to 32
+};
+
+// One panel of a task, its weights still to be set where they are no numbers of type T.
+template <typename T>
+inline Panel<T> panel_of(const LinearTask<T>& task, int64_t panel) {
+  const char* from = task.weight->panels + panel * task.weight->panel_bytes;
+  const int64_t column = panel * kPanelColumns, rest = task.weight->out - column;
+  return {reinterpret_cast<const T*>(from),
+          task.weight->kind == WeightKind::kInt8 ? reinterpret_cast<const Int8Scales*>(from)->columns : nullptr, column,
+          rest < kPanelColumns ? rest : kPanelColumns};
+}
+
+// One row's results from `column` of the panel on: the sums, scaled, and the bias, as many of 16 as there are columns.
+template <typename T>
+inline void store_sums(const LinearTask<T>& task, const Panel<T>& panel, int64_t row, int64_t column, Vec sums) {
+  T* to = task.out + row * task.out_stride + panel.column + column;
+  const T* bias = task.bias ? task.bias + panel.column + column : nullptr;
+  const int64_t rest = panel.columns - column;
+  if (panel.scales) sums = sums * load(panel.scales + column);
   if (rest >= kLanes) {
-    store(to, task.bias ? sums + load(task.bias + column) : sums);
+    store(to, bias ? sums + load(bias) : sums);
   } else {
     const int width = static_cast<int>(rest);
-    store_first(to, task.bias ? sums + load_first(task.bias + column, width) : sums, width);
+    store_first(to, bias ? sums + load_first(bias, width) : sums, width);
   }
 }
 
 // R rows times kVecs * 16 columns from column0 on.
 template <typename T, int R, int kVecs>
-void linear_tile(const LinearTask<T>& task, int64_t row0, int64_t column0) {
+void linear_tile(const LinearTask<T>& task, const Panel<T>& panel, int64_t row0, int64_t column0) {
   using Input = typename LinearTypes<T>::Input;
   constexpr int64_t kStep = LinearTypes<T>::kStep;
+  const int64_t in = task.weight->in;
   const Input* x[R];
-  for (int r = 0; r < R; ++r) x[r] = static_cast<const Input*>(task.x) + (row0 + r) * task.in;
+  for (int r = 0; r < R; ++r) x[r] = static_cast<const Input*>(task.x) + (row0 + r) * in;
   Vec out[R][kVecs];
   for (int r = 0; r < R; ++r) {
     for (int c = 0; c < kVecs; ++c) out[r][c] = zeros();
   }
-  const T* step = task.panel + column0 * kStep;
-  for (int64_t k = 0; k < task.in; k += kStep, step += kStep * kPanelColumns) {
+  const T* step = panel.weights + column0 * kStep;
+  for (int64_t k = 0; k < in; k += kStep, step += kStep * kPanelColumns) {
     for (int c = 0; c < kVecs; ++c) {
       __builtin_prefetch(reinterpret_cast<const char*>(step + c * kStep * kLanes) + kAhead);
     }
     multiply_step<R, kVecs>(x, k, step, out);
   }
-  for (int c = 0; c < kVecs && column0 + c * kLanes < task.columns; ++c) {
-    for (int r = 0; r < R; ++r) store_sums(task, row0 + r, column0 + c * kLanes, out[r][c]);
+  for (int c = 0; c < kVecs && column0 + c * kLanes < panel.columns; ++c) {
+    for (int r = 0; r < R; ++r) store_sums(task, panel, row0 + r, column0 + c * kLanes, out[r][c]);
   }
 }
 
 template <typename T, int R = kLinearRows>
-void linear_rows(const LinearTask<T>& task, int64_t row0, int rows) {
+void linear_rows(const LinearTask<T>& task, const Panel<T>& panel, int64_t row0, int rows) {
   if constexpr (R > 1) {
-    if (rows < R) return linear_rows<T, R - 1>(task, row0, rows);
+    if (rows < R) return linear_rows<T, R - 1>(task, panel, row0, rows);
   }
-  for (int64_t column = 0; column < task.columns; column += kLinearVecs * kLanes) {
-    linear_tile<T, R, kLinearVecs>(task, row0, column);
+  for (int64_t column = 0; column < panel.columns; column += kLinearVecs * kLanes) {
+    linear_tile<T, R, kLinearVecs>(task, panel, row0, column);
+  }
+}
+
+// All of a panel's numbers into the task's scratch; kFetch: while the next panel comes nearer.
+template <WeightKind kKind, bool kFetch, typename T>
+inline void unpack_panel(const LinearTask<T>& task, int64_t panel) {
+  const PackedWeight& weight = *task.weight;
+  constexpr int64_t kBytes = group_bytes<T>(kKind);
+  const char* from = weight.panels + panel * weight.panel_bytes + groups_from(kKind);
+  const bool fetch = kFetch && panel + 1 < task.end_panel;
+  T* to = task.scratch;
+  for (int64_t k = 0; k < weight.in; k += kGroupInputs, from += kBytes, to += kGroupNumbers) {
+    for (int64_t line = 0; fetch && line < kBytes; line += 64) __builtin_prefetch(from + weight.panel_bytes + line);
+    unpack_group<kKind>(from, to);
   }
 }
 
 template <typename T>
 void linear(const LinearTask<T>& task) {
-  // Tiles of nearly equal rows: a last one of a single row would cost nearly what a full one does.
-  const int64_t tiles = (task.rows + kLinearRows - 1) / kLinearRows;
-  for (int64_t tile = 0, row = 0; tile < tiles; ++tile) {
-    const int64_t rows = (task.rows - row + tiles - tile - 1) / (tiles - tile);
-    linear_rows<T>(task, row, static_cast<int>(rows));
-    row += rows;
+  for (int64_t index = task.panel; index < task.end_panel; ++index) {
+    Panel<T> panel = panel_of(task, index);
+    if (task.weight->kind == WeightKind::kInt8) unpack_panel<WeightKind::kInt8, true>(task, index);
+    if (task.weight->kind == WeightKind::kInt4) unpack_panel<WeightKind::kInt4, true>(task, index);
+    if (task.weight->kind != WeightKind::kFloat) panel.weights = task.scratch;
+    // Tiles of nearly equal rows: a last one of a single row would cost nearly what a full one does.
+    const int64_t tiles = (task.rows + kLinearRows - 1) / kLinearRows;
+    for (int64_t tile = 0, row = 0; tile < tiles; ++tile) {
+      const int64_t rows = (task.rows - row + tiles - tile - 1) / (tiles - tile);
+      linear_rows<T>(task, panel, row, static_cast<int>(rows));
+      row += rows;
+    }
   }
 }
 

@@ -26,12 +26,23 @@ at::Tensor paged_attention(const at::Tensor& query, const at::Tensor& keys, cons
                            std::optional<int64_t> chunk, std::optional<double> softcap,
                            const std::optional<at::Tensor>& sinks);
 
-// A weight [out, in] in the order in which `linear` reads it, see LinearTask.
+// A weight [out, in] in the order in which `linear` reads it, see WeightKind.
 at::Tensor pack_linear(const at::Tensor& weight);
+
+// Likewise a weight of integers, int8 [out, in], times scales, float32 [out].
+at::Tensor pack_linear_int8(const at::Tensor& integers, const at::Tensor& scales);
+
+// Likewise of integers from 0 to 15, uint8 [out, in], times scales, and minimums added to that: both bfloat16
+// [out, groups of 32 inputs].
+at::Tensor pack_linear_int4(const at::Tensor& integers, const at::Tensor& scales, const at::Tensor& minimums);
 
 // x [..., in_features] -> [..., out_features]; bias [out_features].
 at::Tensor linear(const at::Tensor& x, const at::Tensor& packed, const std::optional<at::Tensor>& bias,
                   int64_t in_features, int64_t out_features);
+at::Tensor linear_int8(const at::Tensor& x, const at::Tensor& packed, const std::optional<at::Tensor>& bias,
+                       int64_t in_features, int64_t out_features);
+at::Tensor linear_int4(const at::Tensor& x, const at::Tensor& packed, const std::optional<at::Tensor>& bias,
+                       int64_t in_features, int64_t out_features);
 
 // x / sqrt(mean(x^2) + eps) over the last dimension, rounded to x's type, times weight.
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);

@@ -1,0 +1,154 @@
+// Weights in the order in which the linear operators read them, see WeightKind.
+#include <ATen/Parallel.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+
+#include "checks.h"
+#include "linear.h"
+#include "operators.h"
+
+namespace tengserve {
+namespace {
+
+int64_t panels_of(int64_t out) {
+  return (out + kPanelColumns - 1) / kPanelColumns;
+}
+
+// Inputs of a packed weight; the matrix unit and groups want a multiple of 32.
+int64_t padded_in(WeightKind kind, at::ScalarType dtype, int64_t in) {
+  if (kind == WeightKind::kFloat && dtype == at::kFloat) return in;
+  return (in + kGroupInputs - 1) / kGroupInputs * kGroupInputs;
+}
+
+int64_t panel_bytes(WeightKind kind, at::ScalarType dtype, int64_t padded) {
+  switch (kind) {
+    case WeightKind::kInt8:
+      return static_cast<int64_t>(sizeof(Int8Scales)) + padded / kGroupInputs * static_cast<int64_t>(sizeof(Int8Group));
+    case WeightKind::kInt4:
+      return padded / kGroupInputs * static_cast<int64_t>(sizeof(Int4Group));
+    case WeightKind::kFloat:
+      break;
+  }
+  return kPanelColumns * padded * static_cast<int64_t>(c10::elementSize(dtype));
+}
+
+// Calls f with each panel's index, its first column and how many it has.
+template <typename F>
+void for_each_panel(int64_t out, F f) {
+  at::parallel_for(0, panels_of(out), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t panel = begin; panel < end; ++panel) {
+      const int64_t column = panel * kPanelColumns;
+      f(panel, column, std::min(kPanelColumns, out - column));
+    }
+  });
+}
+
+void check_weight(const at::Tensor& weight, const char* name) {
+  check_tensor(weight, name, 2);
+  TORCH_CHECK(weight.numel() > 0, name, " must not be empty");
+}
+
+at::Tensor empty_panels(WeightKind kind, int64_t out, int64_t in) {
+  return at::zeros({panels_of(out), panel_bytes(kind, at::kFloat, padded_in(kind, at::kFloat, in))},
+                   at::TensorOptions().dtype(at::kByte));
+}
+
+}  // namespace
+
+PackedWeight packed_weight(const at::Tensor& packed, WeightKind kind, int64_t in, int64_t out, at::ScalarType dtype) {
+  const int64_t padded = padded_in(kind, dtype, in), bytes = panel_bytes(kind, dtype, padded);
+  if (kind == WeightKind::kFloat) {
+    check_tensor(packed, "packed", 3);
+    TORCH_CHECK(packed.scalar_type() == dtype, "packed is ", packed.scalar_type(), " but x is ", dtype);
+    check_size(packed, "packed", 1, padded);
+    check_size(packed, "packed", 2, kPanelColumns);
+  } else {
+    check_tensor(packed, "packed", 2);
+    TORCH_CHECK(packed.scalar_type() == at::kByte, "packed must be uint8, not ", packed.scalar_type());
+    check_size(packed, "packed", 1, bytes);
+  }
+  check_size(packed, "packed", 0, panels_of(out));
+  check_contiguous(packed, "packed");
+  return {kind, memory<const char>(packed), bytes, padded, out};
+}
+
+at::Tensor pack_linear(const at::Tensor& weight) {
+  check_float(weight, "weight", 2);
+  check_weight(weight, "weight");
+  const int64_t out = weight.size(0), in = weight.size(1);
+  const int64_t padded = padded_in(WeightKind::kFloat, weight.scalar_type(), in);
+  const at::Tensor source = weight.contiguous();
+  at::Tensor packed = at::zeros({panels_of(out), padded, kPanelColumns}, weight.options());
+  with_dtype(weight, [&](auto t) {
+    using T = decltype(t);
+    constexpr int64_t kPair = sizeof(float) / sizeof(T);
+    const T* from = memory<const T>(source);
+    T* panels = memory<T>(packed);
+    for_each_panel(out, [&](int64_t panel, int64_t column, int64_t columns) {
+      T* to = panels + panel * kPanelColumns * padded;
+      for (int64_t k = 0; k < in; ++k) {
+        T* step = to + k / kPair * kPair * kPanelColumns + k % kPair;
+        for (int64_t c = 0; c < columns; ++c) step[c * kPair] = from[(column + c) * in + k];
+      }
+    });
+  });
+  return packed;
+}
+
+at::Tensor pack_linear_int8(const at::Tensor& integers, const at::Tensor& scales) {
+  check_weight(integers, "integers");
+  TORCH_CHECK(integers.scalar_type() == at::kChar, "integers must be int8, not ", integers.scalar_type());
+  check_tensor(scales, "scales", 1);
+  TORCH_CHECK(scales.scalar_type() == at::kFloat, "scales must be float32, not ", scales.scalar_type());
+  const int64_t out = integers.size(0), in = integers.size(1);
+  check_size(scales, "scales", 0, out);
+  at::Tensor packed = empty_panels(WeightKind::kInt8, out, in);
+  const at::Tensor source = integers.contiguous(), factors = scales.contiguous();
+  const int8_t* from = memory<const int8_t>(source);
+  for_each_panel(out, [&](int64_t panel, int64_t column, int64_t columns) {
+    char* to = memory<char>(packed) + panel * packed.size(1);
+    std::copy_n(memory<const float>(factors) + column, columns, reinterpret_cast<Int8Scales*>(to)->columns);
+    Int8Group* groups = reinterpret_cast<Int8Group*>(to + sizeof(Int8Scales));
+    for (int64_t k = 0; k < in; ++k) {
+      auto& both = groups[k / kGroupInputs].integers[k % kGroupInputs / 2];
+      for (int64_t c = 0; c < columns; ++c) both[c / 16][k % 2][c % 16] = from[(column + c) * in + k];
+    }
+  });
+  return packed;
+}
+
+at::Tensor pack_linear_int4(const at::Tensor& integers, const at::Tensor& scales, const at::Tensor& minimums) {
+  check_weight(integers, "integers");
+  TORCH_CHECK(integers.scalar_type() == at::kByte, "integers must be uint8, not ", integers.scalar_type());
+  const int64_t out = integers.size(0), in = integers.size(1), groups = (in + kGroupInputs - 1) / kGroupInputs;
+  const auto check_factors = [&](const at::Tensor& tensor, const char* name) {
+    check_tensor(tensor, name, 2);
+    TORCH_CHECK(tensor.scalar_type() == at::kBFloat16, name, " must be bfloat16, not ", tensor.scalar_type());
+    check_size(tensor, name, 0, out);
+    check_size(tensor, name, 1, groups);
+  };
+  check_factors(scales, "scales");
+  check_factors(minimums, "minimums");
+  at::Tensor packed = empty_panels(WeightKind::kInt4, out, in);
+  const at::Tensor source = integers.contiguous(), factors = scales.contiguous(), lowest = minimums.contiguous();
+  const uint8_t* from = memory<const uint8_t>(source);
+  Int4Group* all = memory<Int4Group>(packed);
+  for_each_panel(out, [&](int64_t panel, int64_t column, int64_t columns) {
+    for (int64_t c = 0; c < columns; ++c) {
+      for (int64_t k = 0; k < in; ++k) {
+        const int64_t g = k / kGroupInputs, s = k % kGroupInputs / 2;
+        const uint32_t code = from[(column + c) * in + k] & 15u;
+        all[panel * groups + g].codes[c / 16][k % 2][s / 8][c % 16] |= code << s % 8 * 4;
+      }
+      for (int64_t g = 0; g < groups; ++g) {
+        const int64_t index = (column + c) * groups + g;
+        all[panel * groups + g].columns[c] = static_cast<uint32_t>(memory<const Bf16>(lowest)[index].bits) << 16 |
+                                             memory<const Bf16>(factors)[index].bits;
+      }
+    }
+  });
+  return packed;
+}
+
+}  // namespace tengserve

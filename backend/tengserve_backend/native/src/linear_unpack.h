@@ -1,0 +1,137 @@
+// Integers of a packed weight as the numbers that are multiplied, in the order that kFloat has, see WeightKind. Scales
+// of kInt8 are left to the sums. Every instruction set gives the same bits: scale * integer is exact, and one or two
+// roundings follow.
+#pragma once
+
+#include "kernels.h"
+
+namespace tengserve {
+namespace {
+
+constexpr int64_t kGroupNumbers = kGroupInputs * kPanelColumns;
+
+// Bytes that 32 inputs of a panel take.
+template <typename T>
+constexpr int64_t group_bytes(WeightKind kind) {
+  if (kind == WeightKind::kInt8) return sizeof(Int8Group);
+  if (kind == WeightKind::kInt4) return sizeof(Int4Group);
+  return kGroupNumbers * sizeof(T);
+}
+
+// Where the first of them lies in its panel.
+constexpr int64_t groups_from(WeightKind kind) {
+  return kind == WeightKind::kInt8 ? sizeof(Int8Scales) : 0;
+}
+
+#ifdef __AVX512F__
+// Sixteen columns of an even and an odd input.
+inline void store_pair(float* even, __m512 a, __m512 b) {
+  _mm512_storeu_ps(even, a);
+  _mm512_storeu_ps(even + kPanelColumns, b);
+}
+inline void store_pair(Bf16* pairs, __m512 a, __m512 b) {
+  const __m512i half = _mm512_set1_epi32(0x8000);
+  const __m512i low = _mm512_srli_epi32(_mm512_add_epi32(_mm512_castps_si512(a), half), 16);
+  const __m512i high = _mm512_add_epi32(_mm512_castps_si512(b), half);
+  _mm512_storeu_si512(pairs, _mm512_mask_blend_epi16(0xaaaaaaaau, low, high));
+}
+
+// Of inputs 2 * s and the next, columns 16 * h on.
+template <typename T>
+inline T* pair_at(T* numbers, int s, int h) {
+  return numbers + s * 2 * kPanelColumns + h * (sizeof(T) == sizeof(float) ? kLanes : 2 * kLanes);
+}
+
+inline __m512 to_numbers(const int8_t (&integers)[16]) {
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(integers));
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
+}
+
+template <typename T>
+inline void unpack(const Int8Group& group, T* to) {
+  for (int s = 0; s < 16; ++s) {
+    for (int h = 0; h < 2; ++h) {
+      const auto& pair = group.integers[s][h];
+      store_pair(pair_at(to, s, h), to_numbers(pair[0]), to_numbers(pair[1]));
+    }
+  }
+}
+
+template <typename T>
+inline void unpack(const Int4Group& group, T* to) {
+  // The permutation looks at the lowest four bits of each word alone.
+  const __m512 numbers = _mm512_set_ps(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+  for (int h = 0; h < 2; ++h) {
+    const __m512i columns = _mm512_loadu_si512(group.columns + h * kLanes);
+    const __m512 scale = _mm512_castsi512_ps(_mm512_slli_epi32(columns, 16));
+    const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
+    const __m512 minimum = _mm512_castsi512_ps(_mm512_and_si512(columns, upper));
+    for (int eight = 0; eight < 2; ++eight) {
+      __m512i even = _mm512_loadu_si512(group.codes[h][0][eight]), odd = _mm512_loadu_si512(group.codes[h][1][eight]);
+      for (int s = 0; s < 8; ++s) {
+        store_pair(pair_at(to, 8 * eight + s, h),
+                   _mm512_fmadd_ps(_mm512_permutexvar_ps(even, numbers), scale, minimum),
+                   _mm512_fmadd_ps(_mm512_permutexvar_ps(odd, numbers), scale, minimum));
+        even = _mm512_srli_epi32(even, 4);
+        odd = _mm512_srli_epi32(odd, 4);
+      }
+    }
+  }
+}
+#else
+inline void store_pair(float* numbers, int s, int column, float even, float odd) {
+  numbers[2 * s * kPanelColumns + column] = even;
+  numbers[(2 * s + 1) * kPanelColumns + column] = odd;
+}
+inline void store_pair(Bf16* numbers, int s, int column, float even, float odd) {
+  const auto nearest = [](float x) {
+    uint32_t bits;
+    std::memcpy(&bits, &x, sizeof bits);
+    return Bf16{static_cast<uint16_t>((bits + 0x8000) >> 16)};
+  };
+  numbers[2 * (s * kPanelColumns + column)] = nearest(even);
+  numbers[2 * (s * kPanelColumns + column) + 1] = nearest(odd);
+}
+
+template <typename T>
+inline void unpack(const Int8Group& group, T* to) {
+  for (int s = 0; s < 16; ++s) {
+    for (int h = 0; h < 2; ++h) {
+      const auto& pair = group.integers[s][h];
+      for (int i = 0; i < 16; ++i) store_pair(to, s, 16 * h + i, pair[0][i], pair[1][i]);
+    }
+  }
+}
+
+template <typename T>
+inline void unpack(const Int4Group& group, T* to) {
+  for (int h = 0; h < 2; ++h) {
+    float scale[16], minimum[16];
+    for (int i = 0; i < 16; ++i) {
+      const uint32_t word = group.columns[16 * h + i];
+      scale[i] = to_float(Bf16{static_cast<uint16_t>(word)});
+      minimum[i] = to_float(Bf16{static_cast<uint16_t>(word >> 16)});
+    }
+    for (int s = 0; s < 16; ++s) {
+      const auto &even = group.codes[h][0][s / 8], &odd = group.codes[h][1][s / 8];
+      const auto number = [&](int i, uint32_t word) {
+        return scale[i] * static_cast<float>(static_cast<int32_t>(word >> s % 8 * 4 & 15)) + minimum[i];
+      };
+      for (int i = 0; i < 16; ++i) store_pair(to, s, 16 * h + i, number(i, even[i]), number(i, odd[i]));
+    }
+  }
+}
+#endif
+
+// 32 inputs of a panel: 1024 numbers.
+template <WeightKind kKind, typename T>
+inline void unpack_group(const char* from, T* to) {
+  if constexpr (kKind == WeightKind::kInt8) {
+    unpack(*reinterpret_cast<const Int8Group*>(from), to);
+  } else {
+    unpack(*reinterpret_cast<const Int4Group*>(from), to);
+  }
+}
+
+}  // namespace
+}  // namespace tengserve

@@ -1,0 +1,151 @@
+"""Linear layers over weights of 8 and 4 bits against torch's over what the integers stand for, in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torch.nn import functional
+
+from support.cpu_operators import EXAMPLES, cpu_operators
+
+DTYPES = (torch.float32, torch.bfloat16)
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
+GROUP = 32
+
+Weight = tuple[torch.Tensor, Callable[..., torch.Tensor], torch.Tensor]
+"""Packed, the operator that reads it, and the numbers [out, in] that it stands for."""
+
+
+def int8_weight(out: int, size: int, dtype: torch.dtype) -> Weight:
+    generator = torch.Generator().manual_seed(out * 1000 + size)
+    integers = torch.randint(-128, 128, (out, size), generator=generator).to(torch.int8)
+    scales = torch.rand(out, generator=generator) / (100 * size**0.5)
+    ops = cpu_operators()
+    return ops.pack_linear_int8(integers, scales), ops.linear_int8, integers * scales[:, None].double()
+
+
+def int4_weight(out: int, size: int, dtype: torch.dtype) -> Weight:
+    generator = torch.Generator().manual_seed(out * 1000 + size)
+    groups = -(-size // GROUP)
+    integers = torch.randint(0, 16, (out, size), generator=generator).to(torch.uint8)
+    scales = (torch.rand(out, groups, generator=generator) / (8 * size**0.5)).bfloat16()
+    minimums = (torch.randn(out, groups, generator=generator) / size**0.5).bfloat16()
+    ops = cpu_operators()
+    scale, minimum = (each.float().repeat_interleave(GROUP, 1)[:, :size] for each in (scales, minimums))
+    numbers = integers * scale + minimum
+    if dtype == torch.bfloat16:
+        # To the nearest, ties to the greater magnitude.
+        numbers = ((numbers.view(torch.int32) + 0x8000) & ~0xFFFF).view(torch.float32)
+    return ops.pack_linear_int4(integers, scales, minimums), ops.linear_int4, numbers.double()
+
+
+KINDS = (int8_weight, int4_weight)
+
+
+@settings(max_examples=EXAMPLES, deadline=None)
+@given(
+    st.sampled_from(KINDS),
+    st.integers(1, 100),
+    st.integers(1, 130),
+    st.integers(1, 130),
+    st.sampled_from(DTYPES),
+    st.booleans(),
+)
+@example(int4_weight, 1, 576, 1536, torch.bfloat16, False)
+@example(int8_weight, 33, 1536, 576, torch.bfloat16, False)
+@example(int4_weight, 13, 1536, 576, torch.float32, True)
+def test_it_equals_torch(
+    kind: Callable[[int, int, torch.dtype], Weight],
+    rows: int,
+    out: int,
+    size: int,
+    dtype: torch.dtype,
+    with_bias: bool,
+) -> None:
+    packed, linear, numbers = kind(out, size, dtype)
+    bias = torch.randn(out).to(dtype) if with_bias else None
+    x = torch.randn(rows, size).to(dtype)
+    found = linear(x, packed, bias, size, out)
+    expected = functional.linear(x.double(), numbers, None if bias is None else bias.double())
+    assert found.dtype == dtype
+    torch.testing.assert_close(found.double(), expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_number_is_what_its_integer_stands_for(
+    kind: Callable[[int, int, torch.dtype], Weight], dtype: torch.dtype
+) -> None:
+    packed, linear, numbers = kind(70, 66, dtype)
+    found = linear(torch.eye(66, dtype=dtype), packed, None, 66, 70)
+    assert torch.equal(found, numbers.t().to(dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [576, 33])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_has_the_same_bits_among_any_rows_and_with_any_number_of_threads(
+    kind: Callable[[int, int, torch.dtype], Weight], dtype: torch.dtype, size: int
+) -> None:
+    packed, linear, _ = kind(100, size, dtype)
+    x = torch.randn(200, size).to(dtype)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        alone = torch.cat([linear(row, packed, None, size, 100) for row in x.split(1)])
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            for rows in (2, 13, 16, 25, 32, 33, 97, 200):
+                assert torch.equal(linear(x[:rows], packed, None, size, 100), alone[:rows])
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"packed": torch.zeros(1, 32 * 32 + 128)}, "packed must be uint8"),
+        ({"packed": torch.zeros(1, 640, dtype=torch.uint8)}, "dimension 1 of packed must be 1152"),
+        ({"packed": torch.zeros(2, 1152, dtype=torch.uint8)}, "dimension 0 of packed must be 1"),
+        ({"packed": torch.zeros(1, 2304, dtype=torch.uint8)[:, ::2]}, "packed must be contiguous"),
+        ({"in_features": 33, "x": torch.zeros(2, 33)}, "dimension 1 of packed must be 2176"),
+        ({"out_features": 33}, "dimension 0 of packed must be 2"),
+    ],
+)
+def test_a_wrong_argument_is_refused(change: dict[str, Any], message: str) -> None:
+    ops = cpu_operators()
+    given_: dict[str, Any] = {
+        "x": torch.zeros(2, 12),
+        "packed": int8_weight(5, 12, torch.float32)[0],
+        "bias": None,
+        "in_features": 12,
+        "out_features": 5,
+    }
+    ops.linear_int8(**given_)
+    with pytest.raises(RuntimeError, match=message):
+        ops.linear_int8(**{**given_, **change})
+
+
+def test_a_weight_that_is_none_is_refused() -> None:
+    ops = cpu_operators()
+    integers, scales = torch.zeros(3, 40, dtype=torch.int8), torch.zeros(3)
+    for wrong in (integers[0], integers[:, :0], integers.int()):
+        with pytest.raises(RuntimeError, match="integers"):
+            ops.pack_linear_int8(wrong, scales)
+    for wrong in (torch.zeros(2), scales.double()):
+        with pytest.raises(RuntimeError, match="scales"):
+            ops.pack_linear_int8(integers, wrong)
+    codes, factors = integers.to(torch.uint8), torch.zeros(3, 2).bfloat16()
+    for wrong in (codes[0], codes[:0], integers):
+        with pytest.raises(RuntimeError, match="integers"):
+            ops.pack_linear_int4(wrong, factors, factors)
+    for wrong in (torch.zeros(3, 1).bfloat16(), torch.zeros(3, 2)):
+        with pytest.raises(RuntimeError, match="scales"):
+            ops.pack_linear_int4(codes, wrong, factors)
+        with pytest.raises(RuntimeError, match="minimums"):
+            ops.pack_linear_int4(codes, factors, wrong)
