@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from tengserve_backend.execution.snapshot import Piece, Snapshot, Uploaded
 from tengserve_backend.scheduling.step import Step
@@ -101,8 +100,8 @@ def pack(step: Step, snapshot: Snapshot, *, block_size: int) -> BatchLayout:
     """Add the tensors of a step to its snapshot."""
     ids: list[int] = []
     logit_rows: list[int] = []
-    positions: list[NDArray[np.int64]] = []
-    slots: list[NDArray[np.int64]] = []
+    positions: list[int] = []
+    slots: list[int] = []
     spans: list[Span] = []
     used = [-(-(part.start + len(part.token_ids)) // block_size) for part in step.sequences]
     table = np.zeros((len(used), max(used)), dtype=np.int32)
@@ -110,9 +109,13 @@ def pack(step: Step, snapshot: Snapshot, *, block_size: int) -> BatchLayout:
         context = part.start + len(part.token_ids)
         spans.append(Span(len(ids), len(part.token_ids), context))
         table[row, :blocks] = part.blocks[:blocks]
-        own = np.arange(part.start, context)
-        positions.append(own)
-        slots.append(table[row, own // block_size] * block_size + own % block_size)
+        positions.extend(range(part.start, context))
+        # Most parts have one token, for which plain integers are several times cheaper than small arrays.
+        for block in range(part.start // block_size, blocks):
+            first = block * block_size
+            begin, end = max(part.start, first), min(context, first + block_size)
+            slot = part.blocks[block] * block_size - first
+            slots.extend(range(slot + begin, slot + end))
         ids.extend(part.token_ids)
         if part.scores_prompt:
             logit_rows.extend(range(len(ids) - len(part.token_ids), len(ids)))
@@ -120,8 +123,8 @@ def pack(step: Step, snapshot: Snapshot, *, block_size: int) -> BatchLayout:
             logit_rows.append(len(ids) - 1)
     return BatchLayout(
         input_ids=snapshot.add_integers(np.asarray([ids])),
-        position_ids=snapshot.add_integers(np.concatenate(positions)[None]),
-        slots=snapshot.add_integers(np.concatenate(slots)),
+        position_ids=snapshot.add_integers(np.asarray([positions])),
+        slots=snapshot.add_integers(np.asarray(slots)),
         block_table=snapshot.add_integers(table),
         spans=tuple(spans),
         logit_rows=snapshot.add_integers(np.asarray(logit_rows, dtype=np.int32)),

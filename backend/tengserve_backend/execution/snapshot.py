@@ -6,6 +6,7 @@ needs numbers on the device in a step adds them here before the step runs, and r
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -32,7 +33,7 @@ class Piece:
 
     @property
     def _end(self) -> int:
-        return self.start + int(np.prod(self.shape))
+        return self.start + math.prod(self.shape)
 
     def of(self, numbers: torch.Tensor) -> torch.Tensor:
         """These numbers, a view."""

@@ -389,3 +389,19 @@ def test_uniform_numbers_depend_on_seed_and_index_and_spread_evenly():
     assert all(0.0 <= number < 1.0 for number in numbers)
     assert abs(sum(numbers) / 3000 - 0.5) < 0.02
     assert uniform(7, 3) == uniform(7, 3)
+
+
+@pytest.mark.parametrize("width", [8, 1000, 49_152, 50_257, 128_256, 151_936])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_first_of_the_largest_logits_is_chosen(width, dtype):
+    generator = torch.Generator().manual_seed(width)
+    logits = torch.randint(-4, 5, (6, width), generator=generator).to(dtype)
+    logits[1] = -3.0
+    logits[2, -1] = logits[2, width // 2] = 9.0
+    logits[3, width // 3] = math.nan
+    logits[4] = -math.inf
+    logits[5, 0] = math.inf
+    expected = [int((each == each.max()).nonzero()[0, 0]) for each in (logits[0], logits[1], logits[2])]
+    assert sample(logits, [row(GREEDY)] * 6) == [*expected, None, None, None]
+    # As they lie behind a row that is none of theirs.
+    assert sample(logits[::2], [row(GREEDY)] * 3) == [expected[0], expected[2], None]

@@ -11,6 +11,7 @@ reached beyond the largest logits that were looked at, the row is done again wit
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -25,6 +26,7 @@ from tengserve_backend.execution.snapshot import Piece, Snapshot, Upload, Upload
 _UNUSABLE, _BEYOND_HEAD = -1, -2
 # On a CPU, so many logits at once stay in the cache through all that is done with them.
 _CPU_BLOCK = 2**20
+_MAXIMA_CHUNK = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +98,7 @@ class Sampler:
                 block = indices[first : first + at_once]
                 all_rows = len(block) == len(self._rows)
                 rows = [self._rows[index] for index in block]
-                groups.append(_Group(block, rows, self._width, path, snapshot, all_rows=all_rows))
+                groups.append(_Group(block, rows, self._width, path, snapshot, all_rows=all_rows, on_cpu=self._on_cpu))
         return groups
 
     def _rows_at_once(self, path: _Path, count: int) -> int:
@@ -116,6 +118,7 @@ class _Group:
         path: what is done.
         snapshot: of the step.
         all_rows: whether these are all rows of the logits.
+        on_cpu: where the logits are.
     """
 
     def __init__(
@@ -127,8 +130,10 @@ class _Group:
         snapshot: Snapshot,
         *,
         all_rows: bool,
+        on_cpu: bool,
     ) -> None:
         self.indices = indices
+        self._on_cpu = on_cpu
         self._width = width
         self._filters = path.filters
         self._selected: Piece | None = None if all_rows else snapshot.add_integers(indices)
@@ -142,9 +147,7 @@ class _Group:
         if self._filters is None or self._columns is None:
             if self._adjustments is not None:
                 logits = self.scores(logits, uploaded)
-            # max, not argmax: its value comes for free and is NaN whenever the row has one; it is also the faster
-            # kernel.
-            maxima, tokens = logits.max(dim=-1)
+            maxima, tokens = _first_maxima(logits) if self._on_cpu else logits.max(dim=-1)
         else:
             parameters = columns(self._columns, uploaded)
             weights, column, found = _weights(self.scores(logits, uploaded), parameters, self._filters)
@@ -180,7 +183,7 @@ def distribution(logits: torch.Tensor, row: SamplingRow) -> torch.Tensor:
     width = _padded(logits.shape[0])
     filters = filters_of(row.sampling, width)
     snapshot = Snapshot()
-    group = _Group([0], [row], width, _Path(row.adjusts, filters), snapshot, all_rows=True)
+    group = _Group([0], [row], width, _Path(row.adjusts, filters), snapshot, all_rows=True, on_cpu=False)
     piece = add_columns([row], snapshot)
     uploaded = snapshot.upload(_upload_to(logits.device))
     scores = group.scores(logits.unsqueeze(0), uploaded)
@@ -205,6 +208,25 @@ def _read(groups: Sequence[_Group], logits: torch.Tensor, uploaded: Uploaded) ->
     order = [index for group in groups for index in group.indices]
     chosen = torch.cat([group.choose(logits, uploaded) for group in groups]).tolist()
     return dict(zip(order, chosen, strict=True))
+
+
+def _first_maxima(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """What `logits.max(dim=-1)` gives, the first of equal maxima, and NaN for a row that has one.
+
+    torch's kernel that tells where the maximum is takes several times as long as the one that does not. So the latter
+    finds the chunks' maxima, and the other one looks at these and at one chunk a row.
+    """
+    width = logits.shape[-1]
+    chunk = math.gcd(width, _MAXIMA_CHUNK)
+    if chunk < _MAXIMA_CHUNK // 16:
+        # max, not argmax: it gives the value as well, and is the faster kernel.
+        maxima, tokens = logits.max(dim=-1)
+        return maxima, tokens
+    chunks = logits.view(len(logits), -1, chunk)
+    first = chunks.amax(dim=-1).max(dim=-1).indices
+    rows = torch.arange(len(logits))
+    maxima, places = chunks[rows, first].max(dim=-1)
+    return maxima, first * chunk + places
 
 
 def _weights(
