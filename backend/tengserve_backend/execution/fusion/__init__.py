@@ -14,6 +14,8 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 import torch
 
 from tengserve_backend.execution.fusion.agreement import Left
+from tengserve_backend.execution.fusion.conv1d import conv1ds_as_linears
+from tengserve_backend.execution.fusion.experts import experts_as_linears
 from tengserve_backend.execution.fusion.gated_mlp import fuse_gated_mlps
 from tengserve_backend.execution.fusion.linears import pack_linears
 from tengserve_backend.execution.fusion.operators import FusedOperators
@@ -28,7 +30,9 @@ _FUSIONS: Mapping[str, _Fusion] = {
     "rms_norm": lambda model, operators, _: fuse_rms_norms(model, operators),
     "rotary": lambda model, operators, _: fuse_rotary(model, operators),
     "swiglu": lambda model, operators, _: fuse_gated_mlps(model, operators),
-    # After the MLPs, whose projections become one layer above.
+    "conv1d": lambda model, operators, _: conv1ds_as_linears(model, operators),
+    "experts": lambda model, operators, _: experts_as_linears(model, operators),
+    # After all that makes linear layers of others.
     "packed_linear": pack_linears,
 }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import torch
@@ -24,10 +24,12 @@ class PackedLinearOperators:
     Attributes:
         pack: a weight [out, in] in that order.
         linear: x [..., in], the packed weight, the bias or None, in and out features to [..., out].
+        dtypes: of x.
     """
 
     pack: Callable[[torch.Tensor], torch.Tensor]
     linear: Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None, int, int], torch.Tensor]
+    dtypes: Collection[torch.dtype] = (torch.float32, torch.bfloat16)
 
 
 @dataclass(frozen=True, slots=True)
