@@ -25,10 +25,10 @@ class DeviceBackend(Protocol):
         """Where tensors go."""
         ...
 
-    def upgrade(self) -> Future[DeviceBackend | None] | None:
+    def upgrade(self) -> Future[DeviceBackend] | None:
         """What the same device will be while models run on it: faster, once something is built for it.
 
-        None when nothing is to come; the future gives None when it did not come about.
+        None when nothing is to come.
         """
         ...
 

@@ -18,6 +18,8 @@ from tengserve_backend.execution import fusion
 from tengserve_backend.execution.attention.cpu_paged import CpuPagedAttention
 from tengserve_backend.execution.attention.portable import PortableAttention
 from tengserve_backend.execution.attention.tier import AttentionNeeds, AttentionTier
+from tengserve_backend.execution.fusion.onednn import onednn_operators
+from tengserve_backend.execution.fusion.operators import FusedOperators
 from tengserve_backend.native.load import CpuLibrary
 from tengserve_backend.native.operators import DTYPES, fused_operators
 from tengserve_backend.scheduling.budget import StepTokens
@@ -38,7 +40,8 @@ class CpuDevice:
     """See DeviceBackend.
 
     Args:
-        kernels: our operators, or the promise of them; None computes with plain torch operators.
+        kernels: our operators, or the promise of them; a promise that came to nothing computes with what torch has
+            packed for oneDNN, None with plain torch operators.
         threads: that an engine computes with; None leaves it to torch.
     """
 
@@ -49,20 +52,23 @@ class CpuDevice:
         self._threads = threads
         self._library = kernels.result() if kernels is not None and kernels.done() else None
         self._expected = kernels is not None and (self._library is not None or not kernels.done())
+        # Whether our operators are there, or cannot be had.
+        self._settled = kernels is not None and kernels.done()
         self._upgrade = None if kernels is None or kernels.done() else _upgraded(kernels, threads)
 
-    def upgrade(self) -> Future[DeviceBackend | None] | None:
-        """See DeviceBackend. It comes when the operators have been built."""
+    def upgrade(self) -> Future[DeviceBackend] | None:
+        """See DeviceBackend. It comes when the operators have been built, or cannot be."""
         return self._upgrade
 
     def default_dtype(self, checkpoint: torch.dtype) -> torch.dtype:
-        """bfloat16 where the CPU multiplies it in hardware and our operators are there, or being built; else float32.
+        """bfloat16 where the CPU multiplies it in hardware and linear layers are packed, or will be; else float32.
 
         bfloat16 halves what a step reads, which is what a step takes its time for. Without the instructions it would be
         converted again and again.
         """
         fast = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-        return torch.bfloat16 if self._expected and fast else torch.float32
+        packed = self._settled or self._upgrade is not None
+        return torch.bfloat16 if packed and fast else torch.float32
 
     def available_memory(self) -> int:
         """Free memory of the machine or of the container, whichever is less."""
@@ -94,19 +100,23 @@ class CpuDevice:
 
     def fuse(self, model: Any, wanted: Collection[str]) -> Mapping[str, int]:
         """See DeviceBackend. Everything that there is: `wanted` is of NPUs."""
-        if self._library is None:
+        if not self._settled:
             return {}
-        done = fusion.fuse(model, fused_operators())
+        done = fusion.fuse(model, self._operators())
         self.release_memory()  # The weights that were packed leave holes.
         return done
 
     def fuse_in_pieces(self, model: Any, run: Callable[[], object]) -> Generator[None, None, Mapping[str, int]]:
         """See DeviceBackend."""
-        if self._library is None:
+        if not self._settled:
             return {}
-        done = yield from fusion.fuse_in_pieces(model, fused_operators(), run=run)
+        done = yield from fusion.fuse_in_pieces(model, self._operators(), run=run)
         self.release_memory()
         return done
+
+    def _operators(self) -> FusedOperators:
+        """Our own, else the best that torch has."""
+        return onednn_operators() if self._library is None else fused_operators()
 
     def measure_peak(self, run: Callable[[], None]) -> int:
         """Not asked: activations come out of the share that the cache leaves."""
@@ -142,15 +152,10 @@ class CpuDevice:
             trim(0)
 
 
-def _upgraded(kernels: Future[CpuLibrary | None], threads: CpuThreads | None) -> Future[DeviceBackend | None]:
-    """The device with its operators, once they are there."""
-    upgrade: Future[DeviceBackend | None] = Future()
-
-    def arrived(_: object) -> None:
-        there = kernels.exception() is None and kernels.result() is not None
-        upgrade.set_result(CpuDevice(kernels, threads) if there else None)
-
-    kernels.add_done_callback(arrived)
+def _upgraded(kernels: Future[CpuLibrary | None], threads: CpuThreads | None) -> Future[DeviceBackend]:
+    """The device with what there is once our operators have been built, or could not be."""
+    upgrade: Future[DeviceBackend] = Future()
+    kernels.add_done_callback(lambda done: upgrade.set_result(CpuDevice(done, threads)))
     return upgrade
 
 

@@ -28,7 +28,7 @@ class CudaDevice:
         self.name = f"cuda:{index}"
         self.torch_device = torch.device("cuda", index)
 
-    def upgrade(self) -> Future[DeviceBackend | None] | None:
+    def upgrade(self) -> Future[DeviceBackend] | None:
         """Nothing is to come."""
         return None
 

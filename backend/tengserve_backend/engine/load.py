@@ -170,22 +170,10 @@ def _load(
             vocab_size=vocab_size,
             portable=settings.attention == "portable",
         )
-        upgrade.add_done_callback(lambda done: _use(done.result(), running, engine))
-    return engine
-
-
-def _use(device: DeviceBackend | None, running: RunningModel, engine: NativeEngine) -> None:
-    """Let a model go over to its device as it has become, if it has."""
-    if device is not None:
-        engine.interleave(lambda blocks: change_over(running, device, blocks))
-    else:
-        # A restart tries anew, and chooses the same dtype: it expects the same.
-        _log.warning(
-            "model %s stays on plain torch operators, in %s, at less than half the speed: mend what the line above "
-            "says and restart, or set cpuKernels to off",
-            running.name,
-            str(running.dtype).removeprefix("torch."),
+        upgrade.add_done_callback(
+            lambda done: engine.interleave(lambda blocks: change_over(running, done.result(), blocks))
         )
+    return engine
 
 
 def _dtype(settings: ModelSettings, config: Any, device: DeviceBackend) -> torch.dtype:

@@ -181,7 +181,7 @@ def main(say: Callable[[str], object] = sys.stdout.write) -> int:
     """Build it now, or say why not; an exit status. A machine without a compiler is no failure: see load.py."""
     compiler = find_compiler()
     if compiler is None:
-        say("no C++ compiler: the CPU will compute with plain torch operators\n")
+        say("no C++ compiler: the CPU will compute without kernels of its own, at less than half the speed\n")
         return 0
     try:
         build_library(compiler, jobs=os.cpu_count() or 1)

@@ -15,7 +15,9 @@ from tengserve_backend.errors import ConfigurationError
 from tengserve_backend.native.build import build_library, find_compiler, find_library
 from tengserve_backend.native.compilers import BuildError
 
-_NONE = "no kernels for the CPU, which computes with plain torch operators"
+_NONE = (
+    "no kernels for the CPU, which computes at less than half the speed, until this is mended and the server restarted"
+)
 
 _log = logging.getLogger(__name__)
 
@@ -65,7 +67,7 @@ def _find_or_build() -> Future[CpuLibrary | None]:
     elif compiler is None:
         chosen = os.environ.get("CXX")
         lack = f"CXX is {chosen}, which does not run" if chosen else "there is no C++ compiler (g++ or clang++)"
-        _log.warning("%s, at less than half the speed: %s", _NONE, lack)
+        _log.warning("%s: %s", _NONE, lack)
         promise.set_result(None)
     else:
         _log.info("building the kernels for the CPU; models start on plain torch operators meanwhile")

@@ -135,7 +135,7 @@ def test_a_stopped_engine_is_left_alone(weights, promise):
     assert engine.info.attention_tier == "portable"
 
 
-def test_the_dtype_follows_the_kernels(monkeypatch):
+def test_the_dtype_follows_the_cpu_unless_nothing_is_to_be_packed(monkeypatch):
     import torch
 
     there: Future[CpuLibrary | None] = Future()
@@ -145,7 +145,7 @@ def test_the_dtype_follows_the_kernels(monkeypatch):
     devices = [CpuDevice(), CpuDevice(absent), CpuDevice(Future()), CpuDevice(there)]
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
     dtypes = [device.default_dtype(torch.float32) for device in devices]
-    assert dtypes == [torch.float32, torch.float32, torch.bfloat16, torch.bfloat16]
+    assert dtypes == [torch.float32, torch.bfloat16, torch.bfloat16, torch.bfloat16]
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
     assert {device.default_dtype(torch.bfloat16) for device in devices} == {torch.float32}

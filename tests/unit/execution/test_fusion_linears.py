@@ -5,14 +5,17 @@ from __future__ import annotations
 import gc
 import logging
 import weakref
+from concurrent.futures import Future
 
 import pytest
 import torch
 
 from support.architectures import build_model
 from support.cpu_kernels import kernels_device
+from tengserve_backend.devices.cpu import CpuDevice
 from tengserve_backend.execution.fusion import fuse, fuse_in_pieces
 from tengserve_backend.execution.fusion.operators import FusedOperators, PackedLinearOperators
+from tengserve_backend.native.load import CpuLibrary
 
 
 @torch.inference_mode()
@@ -145,3 +148,23 @@ def test_the_kernels_fuse_real_architectures(name, dtype):
     assert done["packed_linear"]
     share = (logits(model).float() - expected).abs().max() / expected.abs().max()
     assert share <= {torch.float32: 1e-4, torch.bfloat16: 6e-2}[dtype]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ["llama-tied", "qwen2", "phi3"])
+def test_without_kernels_onednn_packs_the_layers(name, dtype):
+    nothing: Future[CpuLibrary | None] = Future()
+    nothing.set_result(None)
+    model = build_model(name).to(dtype)
+    weights = [weakref.ref(module.weight) for module in model.modules() if type(module) is torch.nn.Linear]
+    expected = logits(model).float()
+    device = CpuDevice(nothing)
+    assert [tier.name for tier in device.attention_tiers((), dtype)] == ["portable"]
+    done = device.fuse(model, ())
+    assert list(done) == ["packed_linear"]
+    assert not any(type(module) is torch.nn.Linear for module in model.modules())
+    share = (logits(model).float() - expected).abs().max() / expected.abs().max()
+    assert share <= {torch.float32: 1e-4, torch.bfloat16: 6e-2}[dtype]
+    gc.collect()
+    # The tied head's weight is the embedding's.
+    assert sum(ref() is not None for ref in weights) == (name == "llama-tied")

@@ -49,7 +49,7 @@ class NpuDevice:
         _log.info("%s is %s, %s, with %s", self.name, self.soc, self.family.value, installed_versions(os.environ))
         _log.info("operators of torch-npu: %s", self._capabilities)
 
-    def upgrade(self) -> Future[DeviceBackend | None] | None:
+    def upgrade(self) -> Future[DeviceBackend] | None:
         """Nothing is to come."""
         return None
 

@@ -122,7 +122,7 @@ def pack_linears(model: torch.nn.Module, operators: FusedOperators, run: Callabl
             return Left("Linear", "other code reads its weight")
         answer = _packed(module, packed, operators.is_fault)
         if isinstance(answer, PackedLinear) and id(module.weight) in embeddings:
-            size = answer.packed.untyped_storage().nbytes() / 2**20
+            size = answer.packed.numel() * answer.packed.element_size() / 2**20
             _log.info("the embedding is the head's weight too: packed besides, that takes %.0f MiB more", size)
         return answer
 
