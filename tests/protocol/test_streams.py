@@ -13,9 +13,11 @@ import pytest
 from support.asgi import RawConnection, app_with, client_of, served, sse_events
 from support.fake_engine import FakeEngine, tokens
 from tengserve_adapter.http.answer import answer
+from tengserve_adapter.http.connection import BoundedHttpProtocol
 from tengserve_adapter.protocols.mindie import Url, parse
 from tengserve_backend import errors
-from tengserve_backend.generation import FinishReason
+from tengserve_backend.engine.handle import GenerationHandle
+from tengserve_backend.generation import FinishReason, GenerationRequest
 
 STREAMS = [
     ("/infer", {"inputs": "a", "stream": True}),
@@ -125,3 +127,60 @@ async def test_a_dead_engine_hangs_nobody(stream: bool, started: bool) -> None:
             await task
         assert not sent
     assert engine.generations[0].aborted.is_set()
+
+
+class HandleEngine(FakeEngine):
+    """Answers with the native engine's handle, to which a test delivers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.handles: asyncio.Queue[GenerationHandle] = asyncio.Queue()
+
+    async def submit(self, request: GenerationRequest) -> Any:
+        handle = GenerationHandle(request.request_id, 1, asyncio.get_running_loop(), lambda: None)
+        self.handles.put_nowait(handle)
+        return handle
+
+
+@pytest.mark.parametrize(("path", "body"), STREAMS)
+async def test_events_come_whole_and_in_order_however_slowly_the_client_reads(
+    path: str, body: dict[str, object]
+) -> None:
+    engine = HandleEngine()
+    words = [f"{number} " + "x" * 500 for number in range(20_000)]
+    sent = tokens(*words)
+    app = app_with(engine)
+    async with served(app, BoundedHttpProtocol) as port, RawConnection.to(port) as connection:
+        async with asyncio.timeout(60):
+            await connection.post(path, body)
+            handle = await engine.handles.get()
+            got = []
+            for number, event in enumerate(sent):
+                handle.deliver(event)
+                if number == 0:
+                    await connection.head()
+                if number < 100 or number % 1000 == 0:
+                    # Read along, then let the server's and the system's buffers fill, and read again.
+                    got.append(await connection.chunk())
+            while chunk := await connection.chunk():
+                got.append(chunk)
+    texts = [json.loads(chunk.removeprefix(b"data: ")) for chunk in got]
+    shown = [event.get("text_output") or event.get("token", {}).get("text") for event in texts]
+    # The last event of MindIE's own stream has the whole text in place of its own.
+    assert shown[:-1] == words[:-1]
+    assert texts[-1].get("text_output") == words[-1] or texts[-1]["generated_text"] == "".join(words)
+
+
+async def test_an_answer_that_cannot_be_written_is_told_in_the_stream() -> None:
+    engine = HandleEngine()
+    bad = tokens("a", "\ud800", "c")
+    async with served(app_with(engine), BoundedHttpProtocol) as port, RawConnection.to(port) as connection:
+        async with asyncio.timeout(20):
+            await connection.post("/infer", {"inputs": "a", "stream": True})
+            handle = await engine.handles.get()
+            handle.deliver(bad[0])
+            await connection.head()
+            assert b'"text":"a"' in await connection.chunk()
+            handle.deliver(bad[1])
+            assert b'"error"' in await connection.chunk()
+            assert await connection.chunk() == b""

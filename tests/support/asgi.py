@@ -7,6 +7,7 @@ import json
 import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from typing import Literal
 
 import httpx
 import uvicorn
@@ -46,11 +47,12 @@ def client_of(app: FastAPI) -> httpx.AsyncClient:
 
 
 @asynccontextmanager
-async def served(app: FastAPI) -> AsyncIterator[int]:
-    """The port of the app on a real server."""
+async def served(app: FastAPI, http: type[asyncio.Protocol] | Literal["auto"] = "auto") -> AsyncIterator[int]:
+    """The port of the app on a real server, which speaks HTTP as this protocol does."""
     listener = socket.create_server(("127.0.0.1", 0))
     port: int = listener.getsockname()[1]
-    server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off", timeout_graceful_shutdown=5))
+    config = uvicorn.Config(app, http=http, log_config=None, lifespan="off", timeout_graceful_shutdown=5)
+    server = uvicorn.Server(config)
     task = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         yield port

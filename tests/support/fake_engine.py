@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from support.engine_status import engine_status
-from tengserve_backend.engine.base import EngineStatus, ModelInfo
+from tengserve_backend.engine.base import EngineStatus, ModelInfo, Tap
 from tengserve_backend.errors import ModelNotFoundError, ModelNotReadyError, RequestAbortedError
 from tengserve_backend.generation import Finish, FinishReason, GenerationRequest, ModelLimits, TokenEvent
 from tengserve_backend.inference import TensorModel
@@ -86,6 +86,9 @@ class FakeGeneration:
         if self.aborted.is_set():
             raise RequestAbortedError("The request was cancelled.")
         raise StopAsyncIteration
+
+    def tap(self, tap: Tap) -> None:
+        pass
 
     def abort(self) -> None:
         if not self._ended:

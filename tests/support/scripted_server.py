@@ -26,7 +26,7 @@ from collections.abc import AsyncIterator
 
 from support.engine_status import engine_status
 from tengserve_adapter import cli, lifecycle, server
-from tengserve_backend.engine.base import EngineStatus, ModelInfo
+from tengserve_backend.engine.base import EngineStatus, ModelInfo, Tap
 from tengserve_backend.errors import (
     ConfigurationError,
     DeviceLostError,
@@ -54,6 +54,9 @@ class ScriptedGeneration:
 
     def fail(self, error: Exception) -> None:
         self._put(error)
+
+    def tap(self, tap: Tap) -> None:
+        pass
 
     def abort(self) -> None:
         self._engine.forget(self)

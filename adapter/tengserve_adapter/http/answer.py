@@ -8,7 +8,7 @@ from typing import Final
 from starlette.types import Send
 
 from tengserve_adapter.http.errors import body_for
-from tengserve_adapter.http.sse import EventStream, send_json
+from tengserve_adapter.http.sse import DirectWriter, EventStream, send_json
 from tengserve_adapter.protocols.call import Call, Reply
 from tengserve_backend.engine.base import Engine, Generation
 from tengserve_backend.errors import DeadlineExceededError, GenerationFailedError
@@ -23,7 +23,9 @@ _LAST_WORDS_S: Final = 1.0
 """How long a client that does not read is given to take the error that ends its stream."""
 
 
-async def answer(engine: Engine, call: Call, send: Send, *, grace_s: float = GRACE_S) -> None:
+async def answer(
+    engine: Engine, call: Call, send: Send, *, writer: DirectWriter | None = None, grace_s: float = GRACE_S
+) -> None:
     """Submit a call and send its answer.
 
     The generation is aborted however this ends: by its last event, by an error, or by cancellation, which is how a
@@ -32,7 +34,7 @@ async def answer(engine: Engine, call: Call, send: Send, *, grace_s: float = GRA
     Raises:
         TengserveError: before anything was sent.
     """
-    stream = EventStream(send)
+    stream = EventStream(send, writer=writer)
     failure: Exception
     try:
         # One timer for the whole request bounds the engine as well as a client that stops reading.
@@ -56,6 +58,13 @@ async def answer(engine: Engine, call: Call, send: Send, *, grace_s: float = GRA
 
 
 async def _stream(generation: Generation, reply: Reply, stream: EventStream) -> None:
+    def send_now(event: TokenEvent) -> bool:
+        if not stream.ready:
+            return False
+        stream.event_now(reply.event(event))
+        return True
+
+    generation.tap(send_now)
     async for event in generation:
         await stream.event(reply.event(event))
         if event.finish is not None:

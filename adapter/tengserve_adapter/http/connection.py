@@ -32,6 +32,7 @@ from tengserve_adapter.http.errors import (
     TooManyConnectionsError,
     response_for,
 )
+from tengserve_adapter.http.sse import DIRECT_WRITER
 from tengserve_adapter.http.transport import DISCARD_TIMEOUT_S, ClientTransport
 from tengserve_backend.errors import TengserveError
 
@@ -216,6 +217,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             cycle.keep_alive = False
             if scope["path"] not in PROBES:
                 app = response_for(TooManyConnectionsError("Too many clients are connected."))
+        scope.setdefault("extensions", {})[DIRECT_WRITER] = _ChunkWriter(cycle, self.transport)
         try:
             await app(scope, receive, _close_delimited(cycle) if scope["http_version"] == "1.0" else send)
         except asyncio.CancelledError:
@@ -336,6 +338,27 @@ def _close_delimited(cycle: RequestResponseCycle) -> Send:
         await cycle.send(message)  # type: ignore[arg-type]  # uvicorn's types and starlette's name the same messages
 
     return send
+
+
+class _ChunkWriter:
+    """See DirectWriter: chunks of a response that has begun and has not ended, to a client that keeps up."""
+
+    def __init__(self, cycle: RequestResponseCycle, transport: ClientTransport) -> None:
+        self._cycle = cycle
+        self._transport = transport
+
+    @property
+    def ready(self) -> bool:
+        cycle = self._cycle
+        # Every other case is for the cycle's own `send`, which waits, keeps still or says what is wrong.
+        return (
+            cycle.response_started
+            and cycle.chunked_encoding is True
+            and not (cycle.response_complete or cycle.disconnected or cycle.flow.write_paused)
+        )
+
+    def write(self, piece: bytes) -> None:
+        self._transport.write_now(b"%x\r\n%b\r\n" % (len(piece), piece))
 
 
 class _Flow(FlowControl):

@@ -22,6 +22,7 @@ from tengserve_adapter.http.errors import response_for
 from tengserve_adapter.http.load_report import reporting
 from tengserve_adapter.http.models import Models
 from tengserve_adapter.http.settings import HttpSettings
+from tengserve_adapter.http.sse import DirectWriter, direct_writer
 from tengserve_adapter.protocols import generate, mindie, triton_llm
 from tengserve_adapter.protocols.call import Call
 from tengserve_backend.engine.base import Engine, ModelInfo
@@ -124,8 +125,8 @@ class GenerationEndpoint(ABC, Generic[_C]):
         """The body in the dialect of the URL."""
 
     @abstractmethod
-    async def _answer(self, engine: Engine, parsed: _C, send: Send) -> None:
-        """Send the answer."""
+    async def _answer(self, engine: Engine, parsed: _C, send: Send, writer: DirectWriter | None) -> None:
+        """Send the answer; events may go through the writer, where there is one."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request; nothing is raised but cancellation."""
@@ -138,15 +139,16 @@ class GenerationEndpoint(ABC, Generic[_C]):
         engine = self._engine(request)
         # No name for the raw body: it is gone when it has been parsed.
         parsed = await parse_body(await read_body(receive), lambda body: self._parse(request, body, engine.info))
-        await while_connected(request.scope, receive, self._answer(engine, parsed, reporting(request, engine, send)))
+        answering = self._answer(engine, parsed, reporting(request, engine, send), direct_writer(request.scope))
+        await while_connected(request.scope, receive, answering)
 
 
 class CallEndpoint(GenerationEndpoint[Call]):
     """One whose body is one call."""
 
-    async def _answer(self, engine: Engine, parsed: Call, send: Send) -> None:
+    async def _answer(self, engine: Engine, parsed: Call, send: Send, writer: DirectWriter | None) -> None:
         count_ignored(self.label, parsed.ignored)
-        await answer(engine, parsed, send)
+        await answer(engine, parsed, send, writer=writer)
 
 
 def count_ignored(label: str, ignored: Ignored) -> None:

@@ -11,7 +11,7 @@ from starlette.types import Send
 
 from tengserve_adapter.http.answer import answer_of, whole_answer
 from tengserve_adapter.http.endpoints import GenerationEndpoint, count_ignored
-from tengserve_adapter.http.sse import send_json
+from tengserve_adapter.http.sse import DirectWriter, send_json
 from tengserve_adapter.protocols import predict
 from tengserve_adapter.protocols.call import Call
 from tengserve_backend.engine.base import Engine, ModelInfo
@@ -34,7 +34,7 @@ class PredictEndpoint(GenerationEndpoint[list[Call]]):
             request_id=uuid.uuid4().hex,
         )
 
-    async def _answer(self, engine: Engine, parsed: list[Call], send: Send) -> None:
+    async def _answer(self, engine: Engine, parsed: list[Call], send: Send, writer: DirectWriter | None) -> None:
         for call in parsed:
             count_ignored(self.label, call.ignored)
         await send_json(send, predict.answer(await _texts(engine, parsed)))

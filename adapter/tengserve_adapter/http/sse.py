@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Protocol
 
-from starlette.types import Send
+from starlette.types import Scope, Send
 
 _EVENT_HEADERS: Final = [
     # An event is worth nothing late: no cache and no proxy may hold it back.
@@ -13,11 +13,42 @@ _EVENT_HEADERS: Final = [
 ]
 
 
+DIRECT_WRITER: Final = "tengserve.direct_writer"
+"""Where the connection leaves its DirectWriter among a scope's extensions."""
+
+
+class DirectWriter(Protocol):
+    """Writes pieces of a response's body, once it has begun, past everything that only looks at how it begins."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether a piece can be written now without waiting for the client."""
+        ...
+
+    def write(self, piece: bytes) -> None:
+        """Write a piece; only while `ready`."""
+        ...
+
+
+def direct_writer(scope: Scope) -> DirectWriter | None:
+    """The connection's, if it has one."""
+    writer: DirectWriter | None = scope.get("extensions", {}).get(DIRECT_WRITER)
+    return writer
+
+
 class EventStream:
     """A stream of events over one ASGI response. Status and headers go out with the first event, not before."""
 
-    def __init__(self, send: Send, *, status: int = 200, content_type: str = "text/event-stream") -> None:
+    def __init__(
+        self,
+        send: Send,
+        *,
+        status: int = 200,
+        content_type: str = "text/event-stream",
+        writer: DirectWriter | None = None,
+    ) -> None:
         self._send = send
+        self._writer = writer
         self._status = status
         self._content_type = content_type
         self.started = False
@@ -33,6 +64,16 @@ class EventStream:
         """Send one event, `data: {json}` and a blank line; `data` is JSON without line breaks."""
         await self.start()
         await self._send({"type": "http.response.body", "body": b"data: %b\n\n" % data, "more_body": True})
+
+    @property
+    def ready(self) -> bool:
+        """Whether an event can be sent at once."""
+        return self.started and self._writer is not None and self._writer.ready
+
+    def event_now(self, data: bytes) -> None:
+        """As `event`; only while `ready`."""
+        assert self._writer is not None  # noqa: S101 - for the type checker: it is ready
+        self._writer.write(b"data: %b\n\n" % data)
 
     async def end(self) -> None:
         """End the response."""

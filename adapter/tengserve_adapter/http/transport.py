@@ -64,6 +64,13 @@ class ClientTransport(asyncio.Transport):
         if self._gathered_bytes > GATHERED_BYTES:
             self._send()
 
+    def write_now(self, data: bytes) -> None:
+        """As `write`, in one piece with what is gathered already, or else at once."""
+        if self._gathered:
+            self.write(data)
+        elif not self.is_closing():
+            self._transport.write(data)
+
     def pause_reading(self) -> None:
         """Leave what the client sends to the system's buffers."""
         if not self._transport.is_closing():

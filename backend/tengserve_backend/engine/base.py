@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -72,6 +72,10 @@ class EngineStatus:
     statistics: Statistics
 
 
+Tap = Callable[[TokenEvent], bool]
+"""Takes an event, or gives it back by False."""
+
+
 class Generation(Protocol):
     """A submitted request: an asynchronous iterator of its events.
 
@@ -93,6 +97,15 @@ class Generation(Protocol):
     def __aiter__(self) -> AsyncIterator[TokenEvent]: ...
 
     async def __anext__(self) -> TokenEvent: ...
+
+    def tap(self, tap: Tap) -> None:
+        """Offer a shorter way than iterating, which wakes a task for each event.
+
+        While the iterator is waited for, an event may go to `tap` at once, in the event loop, and only one that it
+        does not take comes out of the iterator. The order stays, and the last event always comes out of the iterator;
+        so does what `tap` raises. An implementation may do without.
+        """
+        ...
 
     def abort(self) -> None:
         """Stop generating; later reads raise RequestAbortedError."""

@@ -6,6 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
+from tengserve_backend.engine.base import Tap
 from tengserve_backend.errors import RequestAbortedError, TengserveError
 from tengserve_backend.generation import TokenEvent
 
@@ -28,7 +29,8 @@ class GenerationHandle:
         self.loop = loop
         self._on_abort = on_abort
         self._events: deque[TokenEvent] = deque()
-        self._error: TengserveError | None = None
+        self._error: Exception | None = None
+        self._tap: Tap | None = None
         self._ended = False
         self._reader: asyncio.Future[None] | None = None
 
@@ -59,6 +61,10 @@ class GenerationHandle:
                 self._reader = None
         return self._events.popleft()
 
+    def tap(self, tap: Tap) -> None:
+        """See Generation."""
+        self._tap = tap
+
     def abort(self) -> None:
         """See Generation."""
         if self._ended:
@@ -70,7 +76,7 @@ class GenerationHandle:
 
     def deliver(self, event: TokenEvent) -> None:
         """Take an event from the engine; what comes after the end is dropped."""
-        if self._ended:
+        if self._ended or self._tapped(event):
             return
         self._events.append(event)
         self._ended = event.finish is not None
@@ -84,10 +90,24 @@ class GenerationHandle:
         self._error = error
         self._wake()
 
+    def _tapped(self, event: TokenEvent) -> bool:
+        """Whether that was all: while nobody waits for an event, earlier ones may still be on their way."""
+        waits = self._reader is not None and not self._reader.done()
+        if self._tap is None or not waits or event.finish is not None:
+            return False
+        try:
+            return self._tap(event)
+        except Exception as error:  # noqa: BLE001 - the owner's code; the owner hears of it where it reads
+            self._tap = None
+            self._error = error
+            self._wake()
+            return True
+
     def _wake(self) -> None:
         if self._ended:
             # Whoever keeps an answer must not keep the engine.
             self._on_abort = _nothing
+            self._tap = None
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
 

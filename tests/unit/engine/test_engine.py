@@ -399,6 +399,7 @@ class LosableDevice(CpuDevice):
     """A CPU that can be lost; `released` counts how often it was used afterwards."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.released = 0
 
     def is_fault(self, error: BaseException) -> bool:
