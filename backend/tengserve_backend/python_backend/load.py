@@ -18,6 +18,7 @@ from tengserve_backend.python_backend.config import PythonConfig, read_python_co
 from tengserve_backend.python_backend.counters import Counters
 from tengserve_backend.python_backend.instance import Instance, InstanceSetup, load_class, said
 from tengserve_backend.python_backend.model import DEFAULT_REQUEST_TIMEOUT_S, PythonModel, end_instances
+from tengserve_backend.python_backend.plain_queue import PlainQueue
 from tengserve_backend.python_backend.request_queue import RequestQueue, Waiting
 from tengserve_backend.python_backend.sequence_queue import SequenceQueue
 from tengserve_backend.repository.config_json import from_json, normalized
@@ -108,9 +109,9 @@ def load_python_model(
 
 
 def _queue(model: str, config: PythonConfig) -> Waiting:
-    if config.sequences is None:
-        return RequestQueue(config)
-    return SequenceQueue(model, config, config.sequences)
+    if config.sequences is not None:
+        return SequenceQueue(model, config, config.sequences)
+    return PlainQueue() if config.batching is None else RequestQueue(config)
 
 
 def _wait(done: Future[_T], progress: Progress, stage: str, fraction: float) -> _T:
@@ -141,7 +142,7 @@ def _auto_completed(
         decoupled=False,
         outputs=(),
         module=module,
-        queue=RequestQueue(read_python_config(_bare(config), source.version_dir.parent)),
+        queue=PlainQueue(),
         counters=Counters(per_response=False),
     )
     completed: Future[dict[str, Any]] = Future()
@@ -153,11 +154,6 @@ def _auto_completed(
     message = from_json(given, "what auto_complete_config made")
     check_python_config(message, f"{source.name}/config.pbtxt, completed by the model,")
     return normalized(message, source.name)
-
-
-def _bare(config: dict[str, Any]) -> dict[str, Any]:
-    """Without tensors, which may lack what is to be completed."""
-    return {**config, "input": [], "output": []}
 
 
 def _complete(setup: InstanceSetup, config: dict[str, Any], completed: Future[dict[str, Any]]) -> None:

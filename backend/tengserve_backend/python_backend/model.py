@@ -25,6 +25,8 @@ from tengserve_backend.python_backend.checks import check_request
 from tengserve_backend.python_backend.config import PythonConfig
 from tengserve_backend.python_backend.counters import Counters
 from tengserve_backend.python_backend.instance import Instance
+from tengserve_backend.python_backend.plain_queue import PlainQueue
+from tengserve_backend.python_backend.relay import Relay
 from tengserve_backend.python_backend.request_queue import TIMEOUT_EXPIRED, Waiting
 from tengserve_backend.python_backend.reshape import reshaped_inputs
 from tengserve_backend.python_backend.ticket import OrderedAnswers, Ticket
@@ -87,6 +89,9 @@ class PythonModel:
         batching = config.batching if config.sequences is None else config.sequences.batching
         keeps_order = batching is not None and batching.preserve_ordering and not config.decoupled
         self._ordered = OrderedAnswers() if keeps_order else None
+        self._plain = queue if isinstance(queue, PlainQueue) else None
+        # By thread, so by event loop.
+        self._relays = threading.local()
         self._lock = threading.Lock()
         # Requests that have not ended, and those of them, or ended just now, whose caller is still there.
         self._active: set[Ticket] = set()
@@ -194,6 +199,8 @@ class PythonModel:
         ticket = self._ticket(request)
         timers = self._admit(ticket)
         try:
+            if (turn := self._hand_over(ticket)) is not None:
+                await turn
             while True:
                 item = await self._next(ticket)
                 if isinstance(item, TengserveError):
@@ -211,6 +218,8 @@ class PythonModel:
         ticket = self._ticket(request)
         timers = self._admit(ticket)
         try:
+            if (turn := self._hand_over(ticket)) is not None:
+                await turn
             item = await self._next(ticket)
         finally:
             self._let_go(ticket, timers)
@@ -270,7 +279,21 @@ class PythonModel:
             ticket.cancel()
             if self._queue.remove(ticket):
                 ticket.drop()
+            if ticket.relay is not None:
+                ticket.relay.forget(ticket)
         self._left(ticket)
+
+    def _hand_over(self, ticket: Ticket) -> asyncio.Future[None] | None:
+        """Wake an instance for a request that was admitted; see Relay.hand_over for what it returns."""
+        if self._plain is None:
+            return None  # An instance that could take it is awake already.
+        if self._config.decoupled:
+            self._plain.wake(1)
+            return None
+        relay: Relay | None = getattr(self._relays, "relay", None)
+        if relay is None or relay.loop is not ticket.loop:
+            relay = self._relays.relay = Relay(ticket.loop, self._plain.wake)
+        return relay.hand_over(ticket)
 
     def _admit(self, ticket: Ticket) -> Sequence[asyncio.TimerHandle]:
         request = ticket.request

@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TypeGuard
+from typing import TYPE_CHECKING, TypeGuard
 
 from tengserve_backend.errors import (
     DeadlineExceededError,
@@ -23,6 +23,9 @@ from tengserve_backend.inference import FailureReason, InferRequest, InferRespon
 from tengserve_backend.python_backend.counters import Counters, RequestTimes, ResponseEnd
 from tengserve_backend.python_backend.reshape import Reshape
 from tengserve_backend.python_backend.sendable import check_response
+
+if TYPE_CHECKING:
+    from tengserve_backend.python_backend.relay import Relay
 
 MAX_UNREAD_RESPONSES = 1024
 MAX_UNREAD_BYTES = 32 * 2**20
@@ -117,6 +120,7 @@ class Ticket:
         self._items: collections.deque[_Item] = collections.deque()
         self._unread_bytes = 0
         self._waiter: asyncio.Future[None] | None = None
+        self.relay: Relay | None = None
         self._cancelled = False
         self._asked_to_end = False
         self._ended = False
@@ -133,6 +137,11 @@ class Ticket:
     def ended(self) -> bool:
         """Whether it has its last response, or its error."""
         return self._ended
+
+    @property
+    def answered(self) -> bool:
+        """Whether there is something to read."""
+        return bool(self._items)
 
     def filler(self, request: InferRequest) -> Ticket:
         """A ticket that stands for nobody, in a batch with this one: it is not counted, and its answer not read."""
@@ -256,6 +265,8 @@ class Ticket:
             if _takes_room(item):
                 self._unread_bytes += _size(item)
             waiter, self._waiter = self._waiter, None
+        if self.relay is not None:
+            self.relay.answered(self)
         if waiter is not None:
             try:
                 self.loop.call_soon_threadsafe(_wake, waiter)
