@@ -15,6 +15,7 @@ import torch
 
 from tengserve_backend.execution.fusion.agreement import Left
 from tengserve_backend.execution.fusion.conv1d import conv1ds_as_linears
+from tengserve_backend.execution.fusion.embedding import share_embeddings
 from tengserve_backend.execution.fusion.experts import experts_as_linears
 from tengserve_backend.execution.fusion.gated_mlp import fuse_gated_mlps
 from tengserve_backend.execution.fusion.linears import pack_linears
@@ -34,6 +35,7 @@ _FUSIONS: Mapping[str, _Fusion] = {
     "experts": lambda model, operators, _: experts_as_linears(model, operators),
     # After all that makes linear layers of others.
     "packed_linear": pack_linears,
+    "packed_embedding": share_embeddings,
 }
 
 

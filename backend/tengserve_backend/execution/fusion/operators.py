@@ -16,6 +16,9 @@ Rotary = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], tupl
 Swiglu = Callable[[torch.Tensor], torch.Tensor]
 """[..., 2 * size], the gate first, to silu(gate) * up: [..., size]."""
 
+PackedRows = Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
+"""A weight as packed_linear packs it, row numbers [...] and in features to these rows: [..., in]."""
+
 
 @dataclass(frozen=True, slots=True)
 class PackedLinearOperators:
@@ -38,7 +41,7 @@ class FusedOperators:
 
     Attributes:
         is_fault: whether an error says that the device is lost.
-        rms_norm, rotary, swiglu, packed_linear: see the types.
+        rms_norm, rotary, swiglu, packed_linear, packed_rows: see the types.
     """
 
     is_fault: Callable[[BaseException], bool]
@@ -46,3 +49,4 @@ class FusedOperators:
     rotary: Rotary | None = None
     swiglu: Swiglu | None = None
     packed_linear: PackedLinearOperators | None = None
+    packed_rows: PackedRows | None = None
