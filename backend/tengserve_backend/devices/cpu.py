@@ -116,7 +116,7 @@ class CpuDevice:
 
     def _operators(self) -> FusedOperators:
         """Our own, else the best that torch has."""
-        return onednn_operators() if self._library is None else fused_operators()
+        return onednn_operators() if self._library is None else fused_operators(CpuPagedAttention())
 
     def measure_peak(self, run: Callable[[], None]) -> int:
         """Not asked: activations come out of the share that the cache leaves."""

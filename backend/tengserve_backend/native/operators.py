@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import torch
 
-from tengserve_backend.execution.fusion.operators import FusedOperators, PackedLinearOperators
+from tengserve_backend.execution.attention.tier import AttentionTier
+from tengserve_backend.execution.fusion.operators import DecoderOperators, FusedOperators, PackedLinearOperators
 
 DTYPES = (torch.float32, torch.bfloat16)
 """What they compute in."""
@@ -36,8 +37,12 @@ def packed_rows(packed: torch.Tensor, ids: torch.Tensor, in_features: int) -> to
     return rows.reshape(*ids.shape, -1)[..., :in_features]
 
 
-def fused_operators() -> FusedOperators:
-    """Those that take the place of a model's parts."""
+def fused_operators(attention: AttentionTier) -> FusedOperators:
+    """Those that take the place of a model's parts.
+
+    Args:
+        attention: the tier of these operators.
+    """
     operators = torch.ops.tengserve_cpu
     return FusedOperators(
         is_fault=lambda _: False,
@@ -46,4 +51,5 @@ def fused_operators() -> FusedOperators:
         swiglu=operators.silu_mul.default,
         packed_rows=packed_rows,
         packed_linear=PackedLinearOperators(operators.pack_linear.default, operators.linear.default),
+        decoder=DecoderOperators(attention, torch.classes.tengserve_cpu.Decoder),
     )

@@ -17,7 +17,8 @@ from tengserve_backend.native.build import LIBRARY, Compiler, build_library, com
 
 HERE = Path(__file__).parent
 OPERATORS = [
-    str(HERE / name) for name in ("test_attention.py", "test_linear.py", "test_linear_integers.py", "test_rows.py")
+    str(HERE / name)
+    for name in ("test_attention.py", "test_decoder.py", "test_linear.py", "test_linear_integers.py", "test_rows.py")
 ]
 X86_LEVELS = ("amx", "avx512_bf16", "avx512", "avx2")
 SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-O1")

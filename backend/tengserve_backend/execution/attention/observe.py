@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from tengserve_backend.execution.attention.tier import AttentionNeeds, AttentionSpec, AttentionTier
@@ -31,6 +33,11 @@ class ObservedAttention:
         """See AttentionTier."""
         self._seen.append((query.shape[0], spec, pages))
         return self._tier.attend(query, pages, batch, spec)
+
+    @property
+    def calls(self) -> Sequence[tuple[int, AttentionSpec, LayerCache]]:
+        """Query heads, what was asked and the pages, call by call."""
+        return self._seen
 
     def needs(self) -> frozenset[AttentionNeeds]:
         """One entry a kind of layer."""

@@ -7,7 +7,7 @@ function is registered under the name, so transformers builds no mask.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -42,6 +42,17 @@ class StepContext:
     chunks: Mapping[int, int]
     layers: set[int] = field(default_factory=set)
 
+    def enter_layers(self, indices: Iterable[int]) -> None:
+        """Remember layers that are called now.
+
+        Raises:
+            RuntimeError: one was called before.
+        """
+        for index in indices:
+            if index in self.layers:
+                raise RuntimeError(f"attention layer {index} was called twice in one step")
+            self.layers.add(index)
+
 
 _context: ContextVar[StepContext] = ContextVar("tengserve_step")
 
@@ -54,6 +65,11 @@ def step_context(context: StepContext) -> Iterator[None]:
         yield
     finally:
         _context.reset(token)
+
+
+def current_context() -> StepContext | None:
+    """Of the step that runs here, if one does."""
+    return _context.get(None)
 
 
 def _attention_forward(
@@ -82,9 +98,7 @@ def _attention_forward(
     """
     context = _context.get()
     layer_idx = int(module.layer_idx)  # type: ignore[arg-type]  # torch types every module attribute as Tensor | Module
-    if layer_idx in context.layers:
-        raise RuntimeError(f"attention layer {layer_idx} was called twice in one step")
-    context.layers.add(layer_idx)
+    context.enter_layers((layer_idx,))
     keys, values = key.squeeze(0).transpose(0, 1), value.squeeze(0).transpose(0, 1)
     pages = context.cache.layer(layer_idx, LayerShape(keys.shape[1], keys.shape[2], values.shape[2]))
     context.tier.write(pages, context.batch, keys.to(pages.keys.dtype), values.to(pages.values.dtype))

@@ -13,8 +13,9 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 
 import torch
 
-from tengserve_backend.execution.fusion.agreement import Left
+from tengserve_backend.execution.fusion.agreement import Left, Trial
 from tengserve_backend.execution.fusion.conv1d import conv1ds_as_linears
+from tengserve_backend.execution.fusion.decoder_stack import fuse_decoder_stacks
 from tengserve_backend.execution.fusion.embedding import share_embeddings
 from tengserve_backend.execution.fusion.experts import experts_as_linears
 from tengserve_backend.execution.fusion.gated_mlp import fuse_gated_mlps
@@ -25,7 +26,7 @@ from tengserve_backend.execution.fusion.rotary import fuse_rotary
 
 _log = logging.getLogger(__name__)
 
-_Fusion = Callable[[torch.nn.Module, FusedOperators, Callable[[], object]], Iterator[Left | None]]
+_Fusion = Callable[[torch.nn.Module, FusedOperators, Callable[[], object]], Iterator[Left | Trial | None]]
 
 _FUSIONS: Mapping[str, _Fusion] = {
     "rms_norm": lambda model, operators, _: fuse_rms_norms(model, operators),
@@ -36,6 +37,8 @@ _FUSIONS: Mapping[str, _Fusion] = {
     # After all that makes linear layers of others.
     "packed_linear": pack_linears,
     "packed_embedding": share_embeddings,
+    # Of the parts above.
+    "decoder_stack": fuse_decoder_stacks,
 }
 
 
@@ -74,7 +77,7 @@ def fuse_in_pieces(
         for outcome in fusion(model, operators, run):
             if outcome is None:
                 count += 1
-            else:
+            elif isinstance(outcome, Left):
                 left[outcome] += 1
             yield
         if count:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -25,8 +26,18 @@ class Left(NamedTuple):
     reason: str
 
 
+class Trial(enum.Enum):
+    """That one takes several turns, between which the model can run."""
+
+    GOES_ON = enum.auto()
+
+
 def disagreement(
-    own: Callable[[], torch.Tensor], fused: Callable[[], torch.Tensor], is_fault: Callable[[BaseException], bool]
+    own: Callable[[], torch.Tensor],
+    fused: Callable[[], torch.Tensor],
+    is_fault: Callable[[BaseException], bool],
+    *,
+    exactly: bool = False,
 ) -> str:
     """Why a fused part may not replace another: one clause, or "" when it may.
 
@@ -34,6 +45,7 @@ def disagreement(
         own: the other's answer to some input; called first.
         fused: the fused one's answer to the same.
         is_fault: whether an error says that the device is lost.
+        exactly: the answers must be the same to the bit.
 
     Raises:
         Exception: what says that the device is lost.
@@ -57,6 +69,8 @@ def disagreement(
         return f"the fused operator fails with {type(error).__name__}"
     if got.dtype != expected.dtype or got.shape != expected.shape:
         return f"its answer is {list(expected.shape)} in {expected.dtype}, not {list(got.shape)} in {got.dtype}"
+    if exactly:
+        return "" if torch.equal(got, expected) else "the answers are not the same to the bit"
     share = float((got.float() - expected.float()).abs().max() / expected.float().abs().max())
     # Written so that NaN disagrees.
     return "" if share <= bound else f"the answers differ by {share:.1%} of the largest element"

@@ -54,7 +54,7 @@ class _SharedProduct:
     """
 
     def __init__(self, linear: PackedLinear, sizes: Sequence[int]) -> None:
-        self._linear = linear
+        self.linear = linear
         self._sizes = list(sizes)
         self._x: torch.Tensor | None = None
         self._parts: dict[int, torch.Tensor] = {}
@@ -63,7 +63,7 @@ class _SharedProduct:
         """One layer's answer, in whatever order they are asked. Another input, or a second question, computes anew."""
         # The input itself is kept, so no other one can be taken for it.
         if x is not self._x or index not in self._parts:
-            self._parts = dict(enumerate(self._linear(x).split(self._sizes, -1)))
+            self._parts = dict(enumerate(self.linear(x).split(self._sizes, -1)))
             self._x = x
         part = self._parts.pop(index)
         if not self._parts:
@@ -83,6 +83,11 @@ class LinearPart(torch.nn.Module):
         super().__init__()
         self._product = product
         self._index = index
+
+    @property
+    def product(self) -> tuple[PackedLinear, int]:
+        """All of the layers as one, and which of them this is."""
+        return self._product.linear, self._index
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., in] to [..., out]."""

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+
+from tengserve_backend.execution.attention.tier import AttentionTier
 
 RmsNorm = Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
 """x [..., size], weight [size] and epsilon to x / sqrt(mean(x ** 2) + epsilon) * weight."""
@@ -36,12 +39,28 @@ class PackedLinearOperators:
 
 
 @dataclass(frozen=True, slots=True)
+class DecoderOperators:
+    """All layers of a decoder as one operator, over weights packed by PackedLinearOperators.
+
+    Attributes:
+        tier: whose pages it reads and writes; called layer by layer, the model attends by it.
+        decoder: sizes to the operator, to which layers are to be added: hidden, query heads, key and value heads,
+            elements of a key and of a value, of the MLP. Its `run` takes hidden [1, T, size], cos and sin
+            [1, T, key], keys and values of all layers, slots, block table, query ends and contexts of a packed batch,
+            and gives the last layer's [1, T, size].
+    """
+
+    tier: AttentionTier
+    decoder: Callable[[int, int, int, int, int, int], Any]
+
+
+@dataclass(frozen=True, slots=True)
 class FusedOperators:
     """Operators that may take the place of parts of a model; None where the device has no such operator.
 
     Attributes:
         is_fault: whether an error says that the device is lost.
-        rms_norm, rotary, swiglu, packed_linear, packed_rows: see the types.
+        rms_norm, rotary, swiglu, packed_linear, packed_rows, decoder: see the types.
     """
 
     is_fault: Callable[[BaseException], bool]
@@ -50,3 +69,4 @@ class FusedOperators:
     swiglu: Swiglu | None = None
     packed_linear: PackedLinearOperators | None = None
     packed_rows: PackedRows | None = None
+    decoder: DecoderOperators | None = None

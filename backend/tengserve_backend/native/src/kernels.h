@@ -114,6 +114,7 @@ struct LinearTask {
   T* scratch;  // for other kinds than kFloat: in * 32 numbers, on a cache line
 };
 
+// `out` may be the first argument.
 template <typename T>
 struct RowKernels {
   // x * 1/sqrt(mean(x^2) + eps), rounded to T, times weight.
@@ -122,6 +123,8 @@ struct RowKernels {
   void (*silu_mul)(const T* gate, const T* up, int64_t size, T* out);
   // x * cos + (-x[half:], x[:half]) * sin, each product and the sum rounded to T.
   void (*rotary)(const T* x, const T* cos, const T* sin, int64_t size, T* out);
+  // a + b
+  void (*add)(const T* a, const T* b, int64_t size, T* out);
 };
 
 template <typename T>

@@ -125,24 +125,34 @@ int64_t prepared_bytes(const PackedWeight& weight, int64_t rows) {
 }
 
 template <typename T>
-void prepare_row(const PackedWeight& weight, const T* x, int64_t in, int64_t row, void* prepared) {
+void prepare_columns(const PackedWeight& weight, const T* x, int64_t column, int64_t count, int64_t row,
+                     void* prepared) {
   const Bf16Rows form = rows_of<T>();
   if (form == Bf16Rows::kFloat32) {
-    float* to = static_cast<float*>(prepared) + row * weight.in;
-    for (int64_t k = 0; k < in; ++k) to[k] = to_float(x[k]);
-    std::fill(to + in, to + weight.in, 0.0f);
+    float* to = static_cast<float*>(prepared) + row * weight.in + column;
+    for (int64_t c = 0; c < count; ++c) to[c] = to_float(x[c]);
     return;
   }
-  // One piece of the whole row, or tiles: other rows lie between pieces.
-  const bool tiles = form == Bf16Rows::kTiles;
-  const int64_t width = tiles ? kTileWidth : weight.in, stride = tiles ? kTileRows * kTileWidth : weight.in;
   T* to = static_cast<T*>(prepared);
-  to += tiles ? row / kTileRows * kTileRows * weight.in + row % kTileRows * kTileWidth : row * weight.in;
-  for (int64_t k = 0; k < weight.in; k += width, to += stride) {
-    const int64_t there = std::clamp(in - k, int64_t{0}, width);
-    std::memcpy(static_cast<void*>(to), x + k, there * sizeof(T));
-    std::memset(static_cast<void*>(to + there), 0, (width - there) * sizeof(T));
+  if (form == Bf16Rows::kPairs) {
+    std::memcpy(static_cast<void*>(to + row * weight.in + column), x, count * sizeof(T));
+    return;
   }
+  // Other rows of a tile lie between its pieces of this one.
+  to += row / kTileRows * kTileRows * weight.in + row % kTileRows * kTileWidth;
+  for (int64_t c = column, end = column + count; c < end;) {
+    const int64_t within = c % kTileWidth, there = std::min(kTileWidth - within, end - c);
+    std::memcpy(static_cast<void*>(to + (c - within) * kTileRows + within), x, there * sizeof(T));
+    c += there;
+    x += there;
+  }
+}
+
+template <typename T>
+void prepare_row(const PackedWeight& weight, const T* x, int64_t in, int64_t row, void* prepared) {
+  constexpr T kZeros[kGroupInputs] = {};
+  prepare_columns(weight, x, 0, in, row, prepared);
+  prepare_columns(weight, kZeros, in, weight.in - in, row, prepared);
 }
 
 template <typename T>
@@ -167,6 +177,8 @@ template int64_t prepared_bytes<float>(const PackedWeight&, int64_t);
 template int64_t prepared_bytes<Bf16>(const PackedWeight&, int64_t);
 template void prepare_row(const PackedWeight&, const float*, int64_t, int64_t, void*);
 template void prepare_row(const PackedWeight&, const Bf16*, int64_t, int64_t, void*);
+template void prepare_columns(const PackedWeight&, const float*, int64_t, int64_t, int64_t, void*);
+template void prepare_columns(const PackedWeight&, const Bf16*, int64_t, int64_t, int64_t, void*);
 template void linear_panels(const PackedWeight&, const void*, int64_t, int64_t, int64_t, const float*, float*, int64_t);
 template void linear_panels(const PackedWeight&, const void*, int64_t, int64_t, int64_t, const Bf16*, Bf16*, int64_t);
 

@@ -25,6 +25,11 @@ int64_t prepared_bytes(const PackedWeight& weight, int64_t rows);
 template <typename T>
 void prepare_row(const PackedWeight& weight, const T* x, int64_t in, int64_t row, void* prepared);
 
+// The same for numbers [column, column + count) of the row alone; those that fill up a row are zeros already.
+template <typename T>
+void prepare_columns(const PackedWeight& weight, const T* x, int64_t column, int64_t count, int64_t row,
+                     void* prepared);
+
 // Prepared rows times panels [panel, end_panel) of a weight of any kind. Rows of out are out_stride apart and begin at
 // the weight's column 0. A row has the same bits whatever the other rows and whoever computes which panels.
 template <typename T>

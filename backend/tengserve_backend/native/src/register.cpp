@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "decoder.h"
 #include "isa.h"
 #include "operators.h"
 
@@ -22,6 +23,10 @@ TORCH_LIBRARY(tengserve_cpu, m) {
   m.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor");
   m.def("silu_mul(Tensor gate_up) -> Tensor");
   m.def("rotary(Tensor query, Tensor key, Tensor cos, Tensor sin) -> (Tensor, Tensor)");
+  m.class_<tengserve::Decoder>("Decoder")
+      .def(torch::init<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t>())
+      .def("add_layer", &tengserve::Decoder::add_layer)
+      .def("run", &tengserve::Decoder::run);
   // It has no tensor to choose a kernel by.
   m.def("isa() -> str", [] { return std::string(tengserve::level().name); });
 }

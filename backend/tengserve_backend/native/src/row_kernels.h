@@ -65,5 +65,12 @@ void rotary(const T* x, const T* cos, const T* sin, int64_t size, T* out) {
   });
 }
 
+template <typename T>
+void add(const T* a, const T* b, int64_t size, T* out) {
+  each_vec(size, [&](int64_t c, int lanes) {
+    store_lanes(out + c, load_lanes(a + c, lanes) + load_lanes(b + c, lanes), lanes);
+  });
+}
+
 }  // namespace
 }  // namespace tengserve
