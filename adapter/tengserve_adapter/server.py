@@ -17,6 +17,7 @@ from prometheus_client import REGISTRY
 from starlette.requests import Request
 from starlette.responses import Response
 
+from tengserve_adapter.garbage import leave_out_of_collections
 from tengserve_adapter.grpc.server import GrpcServer
 from tengserve_adapter.grpc.service import Served
 from tengserve_adapter.http.app import install
@@ -155,6 +156,7 @@ class TengserveServer(ModelServer):  # type: ignore[misc]  # kserve ships no typ
             timeout_graceful_shutdown=CLOSE_TIMEOUT_S,
         )
         server = _HttpServer(config, self._url)
+        leave_out_of_collections()
         with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
             return runner.run(self._run(server))
 

@@ -15,7 +15,7 @@ PATIENCE_S = 0.0005
 MAX_PAUSE = 4096
 """Times that a model is not waited for which was slow time and again."""
 
-GATHER_S = 0.0002
+GATHER_S = 0.0003
 """A request that comes so soon after others is one of many, and waits for those of the same turn of the loop."""
 
 
