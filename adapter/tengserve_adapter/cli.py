@@ -20,6 +20,7 @@ from tengserve_adapter import settings as options
 from tengserve_adapter.bench import command as bench
 from tengserve_adapter.settings import ServerSettings
 from tengserve_backend.errors import ConfigurationError, one_line, shown
+from tengserve_backend.imports import importing
 
 PROGRAM = "tengserve"
 _STDERR = 2
@@ -161,7 +162,8 @@ def _serve(settings: ServerSettings) -> int:
         configure_logging(settings.log_level, progress)
         _check_device(settings.device)
 
-        from tengserve_adapter.server import serve
+        with importing("tengserve_adapter.server"):
+            from tengserve_adapter.server import serve
 
         status = serve(settings, sources, listener, progress)
         end_in_time(status)

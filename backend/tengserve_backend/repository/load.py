@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tengserve_backend.devices.npu.guard import guard, import_torch
 from tengserve_backend.engine.base import Engine
+from tengserve_backend.imports import importing
 from tengserve_backend.inference import TensorModel
 from tengserve_backend.python_backend import Peers, load_python_model
 from tengserve_backend.python_backend.model import DEFAULT_REQUEST_TIMEOUT_S
@@ -46,8 +47,9 @@ def load_model(
     if source.settings.device == "auto":
         source = dataclasses.replace(source, settings=dataclasses.replace(source.settings, device=device))
     weights_dir = resolve_weights(source, progress)
-    import_torch()
     # Imported here because it brings torch: reading and checking a repository must stay quick.
-    from tengserve_backend.engine.load import load_engine
+    with importing("tengserve_backend.engine.load"):
+        import_torch()
+        from tengserve_backend.engine.load import load_engine
 
     return load_engine(source, weights_dir, progress, step_profile=step_profile)
