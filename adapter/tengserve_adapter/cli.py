@@ -20,7 +20,7 @@ from tengserve_adapter import settings as options
 from tengserve_adapter.bench import command as bench
 from tengserve_adapter.settings import ServerSettings
 from tengserve_backend.errors import ConfigurationError, one_line, shown
-from tengserve_backend.imports import importing
+from tengserve_backend.garbage import importing
 
 PROGRAM = "tengserve"
 _STDERR = 2

@@ -17,7 +17,6 @@ from prometheus_client import REGISTRY
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tengserve_adapter.garbage import leave_out_of_collections
 from tengserve_adapter.grpc.server import GrpcServer
 from tengserve_adapter.grpc.service import Served
 from tengserve_adapter.http.app import install
@@ -36,6 +35,7 @@ from tengserve_adapter.repository_control import RepositoryControl
 from tengserve_adapter.settings import ServerSettings
 from tengserve_backend.engine.base import Engine
 from tengserve_backend.errors import TengserveError
+from tengserve_backend.garbage import leave_out_of_collections
 from tengserve_backend.inference import TensorModel
 from tengserve_backend.repository.live import LiveRepository
 from tengserve_backend.repository.load import load_model

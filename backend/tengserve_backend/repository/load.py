@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tengserve_backend.devices.npu.guard import guard, import_torch
 from tengserve_backend.engine.base import Engine
-from tengserve_backend.imports import importing
+from tengserve_backend.garbage import importing
 from tengserve_backend.inference import TensorModel
 from tengserve_backend.python_backend import Peers, load_python_model
 from tengserve_backend.python_backend.model import DEFAULT_REQUEST_TIMEOUT_S
