@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import _bench_process  # noqa: F401 - before torch, which the others import
+
 from tengserve_backend.devices.cpu import CpuDevice
 from tengserve_backend.devices.cpu_threads import threads_for
 from tengserve_backend.execution.choose import build_forward, choose_forward

@@ -21,6 +21,7 @@ from tengserve_adapter.bench import command as bench
 from tengserve_adapter.settings import ServerSettings
 from tengserve_backend.errors import ConfigurationError, one_line, shown
 from tengserve_backend.garbage import importing
+from tengserve_backend.process import prepare
 
 PROGRAM = "tengserve"
 _STDERR = 2
@@ -131,6 +132,7 @@ def _settings(arguments: argparse.Namespace) -> ServerSettings:
 
 
 def _serve(settings: ServerSettings) -> int:
+    prepare()
     # Imported step by step, the quick ones first, so that each mistake is told as soon as it can be known.
     from tengserve_backend.repository.live import first_sources
     from tengserve_backend.repository.modes import ControlMode

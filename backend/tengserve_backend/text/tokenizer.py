@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -144,8 +143,6 @@ def load_tokenizer(weights_dir: Path, *, trust_remote_code: bool = False) -> Tok
     Raises:
         ConfigurationError: there is none that can be used.
     """
-    # One text at a time is encoded, for which `tokenizers` would start a thread on every core of the machine.
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from transformers import AutoTokenizer
 
     folder = str(weights_dir)
