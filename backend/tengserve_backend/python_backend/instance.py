@@ -181,6 +181,8 @@ class Instance:
             self._die(error)
         finally:
             self._end_loop()
+            # What it holds goes now: the collector may come late to an instance, or never when it has been frozen.
+            self._model = None
             namespace.close()
 
     def _die(self, error: BaseException) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 from pathlib import Path
@@ -296,3 +297,30 @@ async def test_a_model_s_metrics_are_on_the_page_while_it_is_loaded(
         assert "test_requests_total" in generate_latest(REGISTRY).decode()
     assert "test_requests_total" not in generate_latest(REGISTRY).decode()
     assert "model a: counted" in caplog.text
+
+
+async def test_what_a_model_holds_goes_when_it_is_stopped(tmp_path: Path) -> None:
+    code = """
+        import pathlib
+        import numpy as np
+        import triton_python_backend_utils as pb_utils
+
+        class TritonPythonModel:
+            def initialize(self, args):
+                self.left = pathlib.Path(args["model_repository"], "left")
+
+            def execute(self, requests):
+                return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.ones(1, np.float32))]) for _ in requests]
+
+            def __del__(self):
+                self.left.touch()
+    """
+    # As for a model that was there when a large module was imported and all was frozen: no collection finds it.
+    gc.disable()
+    try:
+        with model(tmp_path, code) as m:
+            assert await first_output(m) == [1]
+            assert not (tmp_path / "m" / "left").exists()
+        assert (tmp_path / "m" / "left").exists()
+    finally:
+        gc.enable()
