@@ -29,7 +29,7 @@ SOURCES = Path(__file__).parent / "src"
 LIBRARY = "libtengserve_cpu.so"
 
 _BUILD_TIMEOUT_S = 1800.0
-"""For all of it: two idle cores take half a minute; beside a server that keeps both busy, at a low priority, minutes."""
+"""For all of it: two idle cores take half a minute; at a low priority beside a busy server it is minutes."""
 _VERSION_TIMEOUT_S = 30.0
 _COMPILERS = ("c++", "g++", "clang++")
 _FLAGS = (
