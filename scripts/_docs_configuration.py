@@ -17,8 +17,8 @@ parameters { key: "maxSeqLen" value { string_value: "4096" } }
 
 An unknown key, or a value that breaks its rule, keeps the server from starting; the error names the file, the line,
 the rule and the value. Options of the server itself are [flags](cli.md); what `device`, `dtype`, `attention` and
-`npuFusions` mean on an Ascend NPU is told [there](npu.md), and what `dtype` and `cpuKernels` mean on a CPU
-[here](cpu.md).
+`npuFusions` mean on an Ascend NPU is told [there](npu.md), and what `dtype`, `quantization` and `cpuKernels` mean on a
+CPU [here](cpu.md).
 
 | key | value | default | meaning |
 | --- | --- | --- | --- |

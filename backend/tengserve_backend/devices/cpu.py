@@ -14,12 +14,14 @@ import torch
 
 from tengserve_backend.devices.base import DeviceBackend
 from tengserve_backend.devices.cpu_threads import CpuThreads
+from tengserve_backend.errors import ConfigurationError
 from tengserve_backend.execution import fusion
 from tengserve_backend.execution.attention.cpu_paged import CpuPagedAttention
 from tengserve_backend.execution.attention.portable import PortableAttention
 from tengserve_backend.execution.attention.tier import AttentionNeeds, AttentionTier
 from tengserve_backend.execution.fusion.onednn import onednn_operators
 from tengserve_backend.execution.fusion.operators import FusedOperators
+from tengserve_backend.execution.fusion.quantized import Quantization
 from tengserve_backend.native.load import CpuLibrary
 from tengserve_backend.native.operators import DTYPES, fused_operators
 from tengserve_backend.scheduling.budget import StepTokens
@@ -43,13 +45,21 @@ class CpuDevice:
         kernels: our operators, or the promise of them; a promise that came to nothing computes with what torch has
             packed for oneDNN, None with plain torch operators.
         threads: that an engine computes with; None leaves it to torch.
+        quantization: of the models' linear layers. Only our operators compute with such weights, so that anything but
+            none needs them to be there.
     """
 
     name = "cpu"
     torch_device = torch.device("cpu")
 
-    def __init__(self, kernels: Future[CpuLibrary | None] | None = None, threads: CpuThreads | None = None) -> None:
+    def __init__(
+        self,
+        kernels: Future[CpuLibrary | None] | None = None,
+        threads: CpuThreads | None = None,
+        quantization: Quantization = Quantization.NONE,
+    ) -> None:
         self._threads = threads
+        self._quantization = quantization
         self._library = kernels.result() if kernels is not None and kernels.done() else None
         self._expected = kernels is not None and (self._library is not None or not kernels.done())
         # Whether our operators are there, or cannot be had.
@@ -87,7 +97,11 @@ class CpuDevice:
         return StepTokens(_STEP_TOKENS, _BESIDE_STREAMS if self._expected else _BESIDE_STREAMS_PLAIN)
 
     def check_dtype(self, dtype: torch.dtype) -> None:
-        """Any: torch computes in all of them here."""
+        """See DeviceBackend. Any, for torch computes in all of them here; quantized weights want our operators."""
+        if self._quantization is not Quantization.NONE and dtype not in DTYPES:
+            raise ConfigurationError(
+                f"quantization is {self._quantization.value!r}, which needs dtype auto, float32 or bfloat16"
+            )
 
     def attention_tiers(self, needs: Collection[AttentionNeeds], dtype: torch.dtype) -> Sequence[AttentionTier]:
         """See DeviceBackend."""
@@ -102,8 +116,22 @@ class CpuDevice:
         """See DeviceBackend. Everything that there is: `wanted` is of NPUs."""
         if not self._settled:
             return {}
+        quantized = self._quantization is not Quantization.NONE
         done = fusion.fuse(model, self._operators())
         self.release_memory()  # The weights that were packed leave holes.
+        if quantized and not done.get("packed_linear"):
+            raise ConfigurationError(
+                f"quantization is {self._quantization.value!r}, but the model has no plain linear layers to quantize; "
+                "set it to none"
+            )
+        if quantized:
+            left = sum(parameter.numel() for parameter in model.parameters())
+            _log.info(
+                "linear layers are quantized to %s; %.1f million other weights stay as they are: embeddings, norms and "
+                "what is no plain linear layer",
+                self._quantization.value,
+                left / 1e6,
+            )
         return done
 
     def fuse_in_pieces(self, model: Any, run: Callable[[], object]) -> Generator[None, None, Mapping[str, int]]:
@@ -116,7 +144,9 @@ class CpuDevice:
 
     def _operators(self) -> FusedOperators:
         """Our own, else the best that torch has."""
-        return onednn_operators() if self._library is None else fused_operators(CpuPagedAttention())
+        if self._library is None:
+            return onednn_operators()
+        return fused_operators(CpuPagedAttention(), self._quantization)
 
     def measure_peak(self, run: Callable[[], None]) -> int:
         """Not asked: activations come out of the share that the cache leaves."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from concurrent.futures import Future
 
 import torch
 
@@ -16,7 +17,11 @@ from tengserve_backend.devices.npu.device import NpuDevice
 from tengserve_backend.devices.npu.environment import visibility
 from tengserve_backend.devices.npu.guard import import_torch
 from tengserve_backend.errors import ConfigurationError, DeviceLostError
-from tengserve_backend.native.load import cpu_library
+from tengserve_backend.execution.fusion.quantized import Quantization
+from tengserve_backend.native.load import CpuLibrary, cpu_library
+
+_KERNELS_TIMEOUT_S = 1000.0
+"""For the build of the CPU kernels, which has a shorter one itself."""
 
 _log = logging.getLogger(__name__)
 
@@ -27,6 +32,7 @@ def select_device(
     cpu_kernels: bool = True,
     cpu_threads: int | None = None,
     cpu_affinity: frozenset[int] | None = None,
+    quantization: Quantization = Quantization.NONE,
 ) -> DeviceBackend:
     """The device that the `device` setting names.
 
@@ -34,15 +40,21 @@ def select_device(
         setting: auto, npu, npu:N, cuda, cuda:N or cpu; auto is the first of NPU, CUDA and CPU that there is.
         cpu_kernels: whether a CPU computes with our own operators; they are built where they are not there yet.
         cpu_threads, cpu_affinity: how many threads compute on a CPU, and where; None leaves it to `threads_for`.
+        quantization: of linear layers; anything but none is of CPUs with our own operators, which are waited for.
 
     Raises:
-        ConfigurationError: the machine has no such device, or no such CPUs.
+        ConfigurationError: the machine has no such device, or no such CPUs, or the device cannot quantize.
         DeviceLostError: it has failed.
     """
     kind, _, number = setting.partition(":")
     if kind == "auto":
         kind = "npu" if import_torch().usable else "cuda" if torch.cuda.is_available() else "cpu"
     index = int(number or 0)
+    if quantization is not Quantization.NONE and kind != "cpu":
+        raise ConfigurationError(
+            f"quantization is {quantization.value!r}, but the device is {kind}: weights are quantized on a CPU only; "
+            "set quantization to none or device to cpu"
+        )
     if kind == "npu":
         return _npu(setting, index)
     if kind == "cuda":
@@ -51,7 +63,27 @@ def select_device(
     # The thread that loads computes too, on whatever CPUs.
     torch.set_num_threads(threads.count)
     _log.info("the CPU computes with %s", threads)
-    return CpuDevice(cpu_library() if cpu_kernels else None, threads)
+    kernels = cpu_library() if cpu_kernels else None
+    if quantization is not Quantization.NONE:
+        _need_kernels(kernels, quantization)
+    return CpuDevice(kernels, threads, quantization)
+
+
+def _need_kernels(kernels: Future[CpuLibrary | None] | None, quantization: Quantization) -> None:
+    """Wait for our operators: nothing else computes with quantized weights, and a model must not change under way.
+
+    Raises:
+        ConfigurationError: they cannot be had.
+    """
+    try:
+        if kernels is not None and kernels.result(_KERNELS_TIMEOUT_S) is not None:
+            return
+        reason = "cpuKernels is off" if kernels is None else "they cannot be had, and the log says why"
+    except TimeoutError:
+        reason = "they were not built in time"
+    raise ConfigurationError(
+        f"quantization is {quantization.value!r}, which needs the CPU kernels, but {reason}; set quantization to none"
+    )
 
 
 def _npu(setting: str, index: int) -> NpuDevice:

@@ -20,6 +20,7 @@ from tengserve_backend.execution.changeover import RunningModel, change_over
 from tengserve_backend.execution.choose import ForwardChoice, build_forward, choose_forward
 from tengserve_backend.execution.forward import ModelForward, compute
 from tengserve_backend.execution.fusion import told
+from tengserve_backend.execution.fusion.quantized import Quantization
 from tengserve_backend.execution.loader import (
     DTYPES,
     eos_token_ids,
@@ -65,6 +66,7 @@ def load_engine(
         cpu_kernels=source.settings.cpu_kernels == "auto",
         cpu_threads=source.settings.cpu_threads,
         cpu_affinity=source.settings.cpu_affinity,
+        quantization=Quantization(source.settings.quantization),
     )
     try:
         return _load(source, weights_dir, progress, device, step_profile)

@@ -9,6 +9,7 @@ import torch
 
 from tengserve_backend.execution.attention.tier import AttentionTier
 from tengserve_backend.execution.fusion.operators import DecoderOperators, FusedOperators, PackedLinearOperators
+from tengserve_backend.execution.fusion.quantized import Int4Weight, Int8Weight, Quantization, to_int4, to_int8
 
 DTYPES = (torch.float32, torch.bfloat16)
 """What they compute in."""
@@ -37,11 +38,16 @@ def packed_rows(packed: torch.Tensor, ids: torch.Tensor, in_features: int) -> to
     return rows.reshape(*ids.shape, -1)[..., :in_features]
 
 
-def fused_operators(attention: AttentionTier) -> FusedOperators:
+_HEAD = {Quantization.INT4: Quantization.INT8}
+"""In 4 bits the layer that gives the logits costs more quality than all others together; docs/cpu.md has figures."""
+
+
+def fused_operators(attention: AttentionTier, quantization: Quantization = Quantization.NONE) -> FusedOperators:
     """Those that take the place of a model's parts.
 
     Args:
         attention: the tier of these operators.
+        quantization: of linear layers.
     """
     operators = torch.ops.tengserve_cpu
     return FusedOperators(
@@ -49,7 +55,28 @@ def fused_operators(attention: AttentionTier) -> FusedOperators:
         rms_norm=operators.rms_norm.default,
         rotary=operators.rotary.default,
         swiglu=operators.silu_mul.default,
-        packed_rows=packed_rows,
-        packed_linear=PackedLinearOperators(operators.pack_linear.default, operators.linear.default),
+        packed_linear=_packed_linear(quantization),
+        packed_head=_packed_linear(_HEAD.get(quantization, quantization)),
+        # An embedding keeps its own numbers.
+        packed_rows=packed_rows if quantization is Quantization.NONE else None,
         decoder=DecoderOperators(attention, torch.classes.tengserve_cpu.Decoder),
     )
+
+
+def _packed_linear(quantization: Quantization) -> PackedLinearOperators:
+    operators = torch.ops.tengserve_cpu
+    if quantization is Quantization.INT8:
+
+        def pack_int8(weight: Int8Weight) -> torch.Tensor:
+            packed: torch.Tensor = operators.pack_linear_int8(weight.integers, weight.scales)
+            return packed
+
+        return PackedLinearOperators(pack_int8, operators.linear_int8.default, quantize=to_int8)
+    if quantization is Quantization.INT4:
+
+        def pack_int4(weight: Int4Weight) -> torch.Tensor:
+            packed: torch.Tensor = operators.pack_linear_int4(weight.integers, weight.scales, weight.minimums)
+            return packed
+
+        return PackedLinearOperators(pack_int4, operators.linear_int4.default, quantize=to_int4)
+    return PackedLinearOperators(operators.pack_linear.default, operators.linear.default)

@@ -159,6 +159,18 @@ class ModelSettings:
             "differ. A format that the device cannot compute in is an error.",
         ),
     )
+    quantization: str = field(
+        default="none",
+        metadata=_setting(
+            "quantization",
+            "none, int8 or int4",
+            _one_of("none", "int8", "int4"),
+            "none",
+            "How linear layers keep their weights on a CPU: `int8` is half of bfloat16 and `int4` a third, both made "
+            "from the model's own at load, and answers differ. Needs the kernels of cpuKernels; any other device "
+            "refuses it.",
+        ),
+    )
     attention: str = field(
         default="auto",
         metadata=_setting(

@@ -87,7 +87,8 @@ class Decoder:
             packed = self.ops.pack_linear(self.random(out, size, scale=size**-0.5))
         elif self.kind.bits == 8:
             integers = torch.randint(-128, 128, (out, size), generator=self._generator).to(torch.int8)
-            packed = self.ops.pack_linear_int8(integers, torch.full((out,), size**-0.5 / 100))
+            scales = torch.full((out, -(-size // 32)), size**-0.5 / 100).bfloat16()
+            packed = self.ops.pack_linear_int8(integers, scales)
         else:
             codes = torch.randint(0, 16, (out, size), generator=self._generator).to(torch.uint8)
             scales = torch.full((out, -(-size // 32)), size**-0.5 / 8).bfloat16()

@@ -21,27 +21,38 @@ Weight = tuple[torch.Tensor, Callable[..., torch.Tensor], torch.Tensor]
 """Packed, the operator that reads it, and the numbers [out, in] that it stands for."""
 
 
+def factors(out: int, size: int, generator: torch.Generator) -> torch.Tensor:
+    """Of each group, in (0, 1)."""
+    return (torch.rand(out, -(-size // GROUP), generator=generator) + 2**-8).bfloat16()
+
+
+def each(factors: torch.Tensor, size: int) -> torch.Tensor:
+    return factors.float().repeat_interleave(GROUP, 1)[:, :size]
+
+
+def as_multiplied(numbers: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """To the nearest bfloat16, ties to the greater magnitude."""
+    if dtype == torch.bfloat16:
+        numbers = ((numbers.view(torch.int32) + 0x8000) & ~0xFFFF).view(torch.float32)
+    return numbers.double()
+
+
 def int8_weight(out: int, size: int, dtype: torch.dtype) -> Weight:
     generator = torch.Generator().manual_seed(out * 1000 + size)
     integers = torch.randint(-128, 128, (out, size), generator=generator).to(torch.int8)
-    scales = torch.rand(out, generator=generator) / (100 * size**0.5)
+    scales = factors(out, size, generator) / (100 * size**0.5)
     ops = cpu_operators()
-    return ops.pack_linear_int8(integers, scales), ops.linear_int8, integers * scales[:, None].double()
+    numbers = as_multiplied(integers * each(scales, size), dtype)
+    return ops.pack_linear_int8(integers, scales), ops.linear_int8, numbers
 
 
 def int4_weight(out: int, size: int, dtype: torch.dtype) -> Weight:
     generator = torch.Generator().manual_seed(out * 1000 + size)
-    groups = -(-size // GROUP)
     integers = torch.randint(0, 16, (out, size), generator=generator).to(torch.uint8)
-    scales = (torch.rand(out, groups, generator=generator) / (8 * size**0.5)).bfloat16()
-    minimums = (torch.randn(out, groups, generator=generator) / size**0.5).bfloat16()
+    scales, minimums = (factors(out, size, generator) / size**0.5 / part for part in (8, -1))
     ops = cpu_operators()
-    scale, minimum = (each.float().repeat_interleave(GROUP, 1)[:, :size] for each in (scales, minimums))
-    numbers = integers * scale + minimum
-    if dtype == torch.bfloat16:
-        # To the nearest, ties to the greater magnitude.
-        numbers = ((numbers.view(torch.int32) + 0x8000) & ~0xFFFF).view(torch.float32)
-    return ops.pack_linear_int4(integers, scales, minimums), ops.linear_int4, numbers.double()
+    numbers = as_multiplied(integers * each(scales, size) + each(minimums, size), dtype)
+    return ops.pack_linear_int4(integers, scales, minimums), ops.linear_int4, numbers
 
 
 KINDS = (int8_weight, int4_weight)
@@ -109,10 +120,10 @@ def test_a_row_has_the_same_bits_among_any_rows_and_with_any_number_of_threads(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"packed": torch.zeros(1, 32 * 32 + 128)}, "packed must be uint8"),
-        ({"packed": torch.zeros(1, 640, dtype=torch.uint8)}, "dimension 1 of packed must be 1152"),
-        ({"packed": torch.zeros(2, 1152, dtype=torch.uint8)}, "dimension 0 of packed must be 1"),
-        ({"packed": torch.zeros(1, 2304, dtype=torch.uint8)[:, ::2]}, "packed must be contiguous"),
+        ({"packed": torch.zeros(1, 1088)}, "packed must be uint8"),
+        ({"packed": torch.zeros(1, 640, dtype=torch.uint8)}, "dimension 1 of packed must be 1088"),
+        ({"packed": torch.zeros(2, 1088, dtype=torch.uint8)}, "dimension 0 of packed must be 1"),
+        ({"packed": torch.zeros(1, 2176, dtype=torch.uint8)[:, ::2]}, "packed must be contiguous"),
         ({"in_features": 33, "x": torch.zeros(2, 33)}, "dimension 1 of packed must be 2176"),
         ({"out_features": 33}, "dimension 0 of packed must be 2"),
     ],
@@ -133,19 +144,19 @@ def test_a_wrong_argument_is_refused(change: dict[str, Any], message: str) -> No
 
 def test_a_weight_that_is_none_is_refused() -> None:
     ops = cpu_operators()
-    integers, scales = torch.zeros(3, 40, dtype=torch.int8), torch.zeros(3)
+    integers, scales = torch.zeros(3, 40, dtype=torch.int8), torch.zeros(3, 2).bfloat16()
     for wrong in (integers[0], integers[:, :0], integers.int()):
         with pytest.raises(RuntimeError, match="integers"):
             ops.pack_linear_int8(wrong, scales)
-    for wrong in (torch.zeros(2), scales.double()):
+    for wrong in (scales[:, :1], scales.float()):
         with pytest.raises(RuntimeError, match="scales"):
             ops.pack_linear_int8(integers, wrong)
-    codes, factors = integers.to(torch.uint8), torch.zeros(3, 2).bfloat16()
+    codes = integers.to(torch.uint8)
     for wrong in (codes[0], codes[:0], integers):
         with pytest.raises(RuntimeError, match="integers"):
-            ops.pack_linear_int4(wrong, factors, factors)
-    for wrong in (torch.zeros(3, 1).bfloat16(), torch.zeros(3, 2)):
+            ops.pack_linear_int4(wrong, scales, scales)
+    for wrong in (scales[:, :1], scales.float()):
         with pytest.raises(RuntimeError, match="scales"):
-            ops.pack_linear_int4(codes, wrong, factors)
+            ops.pack_linear_int4(codes, wrong, scales)
         with pytest.raises(RuntimeError, match="minimums"):
-            ops.pack_linear_int4(codes, factors, wrong)
+            ops.pack_linear_int4(codes, scales, wrong)

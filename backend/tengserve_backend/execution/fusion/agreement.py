@@ -38,6 +38,7 @@ def disagreement(
     is_fault: Callable[[BaseException], bool],
     *,
     exactly: bool = False,
+    bound: float | None = None,
 ) -> str:
     """Why a fused part may not replace another: one clause, or "" when it may.
 
@@ -46,6 +47,7 @@ def disagreement(
         fused: the fused one's answer to the same.
         is_fault: whether an error says that the device is lost.
         exactly: the answers must be the same to the bit.
+        bound: how much they may differ, as a share of the largest element; None takes what suits the dtype.
 
     Raises:
         Exception: what says that the device is lost.
@@ -56,7 +58,7 @@ def disagreement(
         if is_fault(error):
             raise
         return f"it fails with {type(error).__name__} on random input"
-    bound = _BOUNDS.get(expected.dtype)
+    bound = _BOUNDS.get(expected.dtype) if bound is None else bound
     if bound is None:
         return f"its answer is in {expected.dtype}"
     try:

@@ -12,8 +12,10 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from tengserve_backend.errors import ConfigurationError
 from tengserve_backend.execution.fusion.agreement import Left, disagreement, random_input
 from tengserve_backend.execution.fusion.operators import FusedOperators, PackedLinearOperators
+from tengserve_backend.execution.fusion.quantized import QuantizedWeight, product
 from tengserve_backend.execution.fusion.replacing import Replacement, replace_modules
 
 _log = logging.getLogger(__name__)
@@ -21,6 +23,9 @@ _log = logging.getLogger(__name__)
 # Siblings that transformers' models call on the same input, by their names.
 _GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 _TRIED_ROWS = 3
+_TRIED_ROWS_QUANTIZED = 40
+# Shares as in agreement.py: only the answer itself is rounded.
+_QUANTIZED_BOUNDS = {torch.float32: 1e-4, torch.bfloat16: 1e-2}
 
 
 class PackedLinear(torch.nn.Module):
@@ -28,11 +33,16 @@ class PackedLinear(torch.nn.Module):
 
     Args:
         operators: that compute it.
-        weight: [out, in]; packed here, and not kept.
+        weight: [out, in], quantized where the operators want that; packed here, and not kept.
         bias: [out], or None.
     """
 
-    def __init__(self, operators: PackedLinearOperators, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+    def __init__(
+        self,
+        operators: PackedLinearOperators,
+        weight: torch.Tensor | QuantizedWeight,
+        bias: torch.Tensor | None,
+    ) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
         # Plain attributes: torch finds those of a module without a search, and no copy is made for another dtype.
@@ -119,13 +129,15 @@ def pack_linears(model: torch.nn.Module, operators: FusedOperators, run: Callabl
                 yield from _merged(parent, names, members, packed, operators.is_fault)
             del members
     embeddings = {id(each.weight) for each in model.modules() if isinstance(each, torch.nn.Embedding)}
+    head = _head(model)
 
     def replacement(module: torch.nn.Module) -> Replacement:
         if not _is_plain(module):
             return None
         if id(module) in read:
             return Left("Linear", "other code reads its weight")
-        answer = _packed(module, packed, operators.is_fault)
+        own = operators.packed_head if module is head and operators.packed_head is not None else packed
+        answer = _packed(module, own, operators.is_fault)
         if isinstance(answer, PackedLinear) and id(module.weight) in embeddings:
             size = answer.packed.numel() * answer.packed.element_size() / 2**20
             _log.info("the embedding is the head's weight too: packed besides, that takes %.0f MiB more", size)
@@ -139,14 +151,12 @@ def _packed(
     module: Any, operators: PackedLinearOperators, is_fault: Callable[[BaseException], bool]
 ) -> PackedLinear | Left:
     made: list[PackedLinear] = []
-    x = random_input(_TRIED_ROWS, module.in_features, like=module.weight)
 
-    def run() -> torch.Tensor:
-        made.append(PackedLinear(operators, module.weight, module.bias))
-        answer: torch.Tensor = made[0](x)
-        return answer
+    def make(weight: torch.Tensor | QuantizedWeight) -> Callable[[torch.Tensor], torch.Tensor]:
+        made.append(PackedLinear(operators, weight, module.bias))
+        return made[0]
 
-    reason = disagreement(lambda: module(x), run, is_fault)
+    reason = _disagreement(module, module.weight, module.bias, operators, make, is_fault)
     return Left("Linear", reason) if reason else made[0]
 
 
@@ -168,21 +178,69 @@ def _merged(
     ):
         return []
     parts: list[LinearPart] = []
-    x = random_input(_TRIED_ROWS, first.in_features, like=first.weight)
+    bias = None if first.bias is None else torch.cat([member.bias for member in members])
 
-    def run() -> torch.Tensor:
-        weight = torch.cat([member.weight for member in members])
-        bias = None if first.bias is None else torch.cat([member.bias for member in members])
+    def make(weight: torch.Tensor | QuantizedWeight) -> Callable[[torch.Tensor], torch.Tensor]:
         product = _SharedProduct(PackedLinear(operators, weight, bias), [member.out_features for member in members])
         parts.extend(LinearPart(product, index) for index in range(len(members)))
-        return torch.cat([part(x) for part in parts], -1)
+        return lambda x: torch.cat([part(x) for part in parts], -1)
+
+    def own(x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([member(x) for member in members], -1)
 
     # Why not is said when each is tried alone, afterwards.
-    if disagreement(lambda: torch.cat([member(x) for member in members], -1), run, is_fault):
+    if _disagreement(own, torch.cat([member.weight for member in members]), bias, operators, make, is_fault):
         return []
     for name, part in zip(names, parts, strict=True):
         parent.add_module(name, part)
     return [None] * len(parts)
+
+
+def _disagreement(
+    own: Callable[[torch.Tensor], torch.Tensor],
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    operators: PackedLinearOperators,
+    make: Callable[[torch.Tensor | QuantizedWeight], Callable[[torch.Tensor], torch.Tensor]],
+    is_fault: Callable[[BaseException], bool],
+) -> str:
+    """Why a packed layer may not replace others; see `agreement.disagreement`.
+
+    A quantized one answers otherwise than they do, and must: it is compared with what its own integers stand for. When
+    even that differs, nobody would expect the layer to stay as it was.
+
+    Raises:
+        ConfigurationError: a quantized layer answers something else.
+    """
+    if operators.quantize is None:
+        x = random_input(_TRIED_ROWS, weight.shape[1], like=weight)
+        return disagreement(lambda: own(x), lambda: make(weight)(x), is_fault)
+    quantized = operators.quantize(weight)
+    # One way through the operator is for few rows and one for many, and a row answers the same in both.
+    x = random_input(_TRIED_ROWS_QUANTIZED, weight.shape[1], like=weight)
+
+    def run() -> torch.Tensor:
+        linear = make(quantized)
+        answer = linear(x)
+        few = linear(x[:_TRIED_ROWS])
+        return torch.where((few == answer[:_TRIED_ROWS]).all(), answer, torch.nan)
+
+    reason = disagreement(lambda: product(x, quantized, bias), run, is_fault, bound=_QUANTIZED_BOUNDS.get(x.dtype))
+    if reason:
+        raise ConfigurationError(
+            f"the weights cannot be quantized: a layer of {weight.shape[0]} by {weight.shape[1]} numbers does not "
+            f"answer what its integers stand for ({reason}); set quantization to none"
+        )
+    return ""
+
+
+def _head(model: Any) -> torch.nn.Module | None:
+    """The layer that gives the logits, if the model says which that is."""
+    try:
+        head = model.get_output_embeddings()
+    except (AttributeError, NotImplementedError):
+        return None
+    return head if isinstance(head, torch.nn.Module) else None
 
 
 def _is_plain(module: object) -> bool:

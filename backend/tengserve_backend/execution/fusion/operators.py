@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from tengserve_backend.execution.attention.tier import AttentionTier
+from tengserve_backend.execution.fusion.quantized import QuantizedWeight
 
 RmsNorm = Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
 """x [..., size], weight [size] and epsilon to x / sqrt(mean(x ** 2) + epsilon) * weight."""
@@ -28,14 +29,16 @@ class PackedLinearOperators:
     """A linear layer whose weight is kept in an order of its own.
 
     Attributes:
-        pack: a weight [out, in] in that order.
+        pack: a weight [out, in], as `quantize` leaves it, in that order.
         linear: x [..., in], the packed weight, the bias or None, in and out features to [..., out].
         dtypes: of x.
+        quantize: what becomes of a weight before; None leaves it as it is.
     """
 
-    pack: Callable[[torch.Tensor], torch.Tensor]
+    pack: Callable[[Any], torch.Tensor]
     linear: Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None, int, int], torch.Tensor]
     dtypes: Collection[torch.dtype] = (torch.float32, torch.bfloat16)
+    quantize: Callable[[torch.Tensor], QuantizedWeight] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +64,7 @@ class FusedOperators:
     Attributes:
         is_fault: whether an error says that the device is lost.
         rms_norm, rotary, swiglu, packed_linear, packed_rows, decoder: see the types.
+        packed_head: of the layer that gives the logits; None where that is like the others.
     """
 
     is_fault: Callable[[BaseException], bool]
@@ -68,5 +72,6 @@ class FusedOperators:
     rotary: Rotary | None = None
     swiglu: Swiglu | None = None
     packed_linear: PackedLinearOperators | None = None
+    packed_head: PackedLinearOperators | None = None
     packed_rows: PackedRows | None = None
     decoder: DecoderOperators | None = None

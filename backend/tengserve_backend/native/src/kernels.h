@@ -71,27 +71,25 @@ struct AttentionKernels {
 // front to back.
 enum class WeightKind : uint8_t {
   kFloat,  // in the type they are multiplied in: [in][32] for float32, [in / 2][32][2] for bfloat16
-  kInt8,   // Int8Scales, then an Int8Group for each 32 inputs: a number is scale * integer
+  kInt8,   // an Int8Group for each 32 inputs: a number is scale * integer
   kInt4,   // an Int4Group for each 32 inputs: a number is scale * integer + minimum
 };
 
 // Groups hold sixteen columns of one input side by side: input 2 * s + p of columns 16 * h + i is at [s][h][p][i].
-// So a register full of them has one column a lane, and an even and an odd input make the pairs of bfloat16.
+// So a register full of them has one column a lane, and an even and an odd input make the pairs of bfloat16. A number
+// is rounded to bfloat16 where that is what is multiplied: to the nearest, of two the greater magnitude.
 constexpr int64_t kGroupInputs = 32;
 
-struct Int8Scales {
-  float columns[32];
-};
 struct Int8Group {
+  Bf16 scales[32];
   int8_t integers[16][2][2][16];  // [s][h][p][i]
 };
 
-// A number is rounded to bfloat16 where that is what is multiplied: to the nearest, of two the greater magnitude.
 struct Int4Group {
   uint32_t columns[32];         // scale in the lower half, minimum in the upper, both bfloat16
   uint32_t codes[2][2][2][16];  // [h][p][s / 8][i]; the (s % 8)-th 4 bits
 };
-static_assert(sizeof(Int8Scales) == 128 && sizeof(Int8Group) == 1024 && sizeof(Int4Group) == 640);
+static_assert(sizeof(Int8Group) == 1088 && sizeof(Int4Group) == 640, "groups are whole cache lines");
 
 struct PackedWeight {
   WeightKind kind;

@@ -92,7 +92,7 @@ inline void store_tiles(float* sums) {
 
 inline void store_rows(const LinearTask<Bf16>& task, const Panel<Bf16>& panel, int64_t row0, int rows,
                        const float* sums) {
-  if (panel.columns == kPanelColumns && !task.bias && !panel.scales) {
+  if (panel.columns == kPanelColumns && !task.bias) {
     Bf16* to = task.out + row0 * task.out_stride + panel.column;
     for (int r = 0; r < rows; ++r, sums += kPanelColumns, to += task.out_stride) {
       const __m512bh both = _mm512_cvtne2ps_pbh(_mm512_load_ps(sums + kLanes), _mm512_load_ps(sums));
@@ -128,10 +128,11 @@ inline void linear_few_rows(const LinearTask<Bf16>& task) {
   alignas(64) float sums[kAmxRows * kPanelColumns];
   const PackedWeight& weight = *task.weight;
   constexpr int64_t kBytes = group_bytes<Bf16>(kKind);
-  const char* const end = weight.panels + task.end_panel * weight.panel_bytes;
+  // Past the task's own panels too: whoever takes them is soon there.
+  const char* const end = weight.panels + (weight.out + kPanelColumns - 1) / kPanelColumns * weight.panel_bytes;
   for (int64_t index = task.panel; index < task.end_panel; ++index) {
     const Panel<Bf16> panel = panel_of(task, index);
-    const char* groups = reinterpret_cast<const char*>(panel.weights) + groups_from(kKind);
+    const char* groups = reinterpret_cast<const char*>(panel.weights);
     const Ahead ahead{groups + kAmxAhead, end, kBytes, kBytes};
     if constexpr (kKind == WeightKind::kFloat) {
       multiply_rows<kTiles, false>(task, panel.weights, 0, ahead, sums);
@@ -170,7 +171,7 @@ inline void linear_many_rows(const LinearTask<Bf16>& task) {
   const char* const end = weight.panels + task.end_panel * weight.panel_bytes;
   for (int64_t index = task.panel; index < task.end_panel; ++index) {
     Panel<Bf16> panel = panel_of(task, index);
-    const char* next = reinterpret_cast<const char*>(panel.weights) + weight.panel_bytes + groups_from(kKind);
+    const char* next = reinterpret_cast<const char*>(panel.weights) + weight.panel_bytes;
     if constexpr (kKind != WeightKind::kFloat) {
       unpack_panel<kKind, false>(task, index);
       written_for_tiles();

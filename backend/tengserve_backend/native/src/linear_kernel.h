@@ -63,9 +63,8 @@ struct LinearTypes<Bf16> {
 template <typename T>
 struct Panel {
   const T* weights;
-  const float* scales;  // of the sums, [32], or null
-  int64_t column;       // of its first one in the whole weight
-  int64_t columns;      // 1 to 32
+  int64_t column;   // of its first one in the whole weight
+  int64_t columns;  // 1 to 32
 };
 
 // One panel of a task, its weights still to be set where they are no numbers of type T.
@@ -73,18 +72,15 @@ template <typename T>
 inline Panel<T> panel_of(const LinearTask<T>& task, int64_t panel) {
   const char* from = task.weight->panels + panel * task.weight->panel_bytes;
   const int64_t column = panel * kPanelColumns, rest = task.weight->out - column;
-  return {reinterpret_cast<const T*>(from),
-          task.weight->kind == WeightKind::kInt8 ? reinterpret_cast<const Int8Scales*>(from)->columns : nullptr, column,
-          rest < kPanelColumns ? rest : kPanelColumns};
+  return {reinterpret_cast<const T*>(from), column, rest < kPanelColumns ? rest : kPanelColumns};
 }
 
-// One row's results from `column` of the panel on: the sums, scaled, and the bias, as many of 16 as there are columns.
+// One row's results from `column` of the panel on: the sums and the bias, as many of 16 as there are columns.
 template <typename T>
 inline void store_sums(const LinearTask<T>& task, const Panel<T>& panel, int64_t row, int64_t column, Vec sums) {
   T* to = task.out + row * task.out_stride + panel.column + column;
   const T* bias = task.bias ? task.bias + panel.column + column : nullptr;
   const int64_t rest = panel.columns - column;
-  if (panel.scales) sums = sums * load(panel.scales + column);
   if (rest >= kLanes) {
     store(to, bias ? sums + load(bias) : sums);
   } else {
@@ -132,7 +128,7 @@ template <WeightKind kKind, bool kFetch, typename T>
 inline void unpack_panel(const LinearTask<T>& task, int64_t panel) {
   const PackedWeight& weight = *task.weight;
   constexpr int64_t kBytes = group_bytes<T>(kKind);
-  const char* from = weight.panels + panel * weight.panel_bytes + groups_from(kKind);
+  const char* from = weight.panels + panel * weight.panel_bytes;
   const bool fetch = kFetch && panel + 1 < task.end_panel;
   T* to = task.scratch;
   for (int64_t k = 0; k < weight.in; k += kGroupInputs, from += kBytes, to += kGroupNumbers) {

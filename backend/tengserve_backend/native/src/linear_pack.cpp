@@ -24,7 +24,7 @@ int64_t padded_in(WeightKind kind, at::ScalarType dtype, int64_t in) {
 int64_t panel_bytes(WeightKind kind, at::ScalarType dtype, int64_t padded) {
   switch (kind) {
     case WeightKind::kInt8:
-      return static_cast<int64_t>(sizeof(Int8Scales)) + padded / kGroupInputs * static_cast<int64_t>(sizeof(Int8Group));
+      return padded / kGroupInputs * static_cast<int64_t>(sizeof(Int8Group));
     case WeightKind::kInt4:
       return padded / kGroupInputs * static_cast<int64_t>(sizeof(Int4Group));
     case WeightKind::kFloat:
@@ -49,8 +49,16 @@ void check_weight(const at::Tensor& weight, const char* name) {
   TORCH_CHECK(weight.numel() > 0, name, " must not be empty");
 }
 
-at::Tensor empty_panels(WeightKind kind, int64_t out, int64_t in) {
-  return at::zeros({panels_of(out), panel_bytes(kind, at::kFloat, padded_in(kind, at::kFloat, in))},
+// What groups of integers have besides: bfloat16 [out, groups].
+void check_factors(const at::Tensor& factors, const char* name, int64_t out, int64_t groups) {
+  check_tensor(factors, name, 2);
+  TORCH_CHECK(factors.scalar_type() == at::kBFloat16, name, " must be bfloat16, not ", factors.scalar_type());
+  check_size(factors, name, 0, out);
+  check_size(factors, name, 1, groups);
+}
+
+at::Tensor empty_panels(WeightKind kind, int64_t out, int64_t groups) {
+  return at::zeros({panels_of(out), panel_bytes(kind, at::kFloat, groups * kGroupInputs)},
                    at::TensorOptions().dtype(at::kByte));
 }
 
@@ -99,20 +107,20 @@ at::Tensor pack_linear(const at::Tensor& weight) {
 at::Tensor pack_linear_int8(const at::Tensor& integers, const at::Tensor& scales) {
   check_weight(integers, "integers");
   TORCH_CHECK(integers.scalar_type() == at::kChar, "integers must be int8, not ", integers.scalar_type());
-  check_tensor(scales, "scales", 1);
-  TORCH_CHECK(scales.scalar_type() == at::kFloat, "scales must be float32, not ", scales.scalar_type());
-  const int64_t out = integers.size(0), in = integers.size(1);
-  check_size(scales, "scales", 0, out);
-  at::Tensor packed = empty_panels(WeightKind::kInt8, out, in);
+  const int64_t out = integers.size(0), in = integers.size(1), groups = (in + kGroupInputs - 1) / kGroupInputs;
+  check_factors(scales, "scales", out, groups);
+  at::Tensor packed = empty_panels(WeightKind::kInt8, out, groups);
   const at::Tensor source = integers.contiguous(), factors = scales.contiguous();
   const int8_t* from = memory<const int8_t>(source);
+  const Bf16* scale = memory<const Bf16>(factors);
+  Int8Group* all = memory<Int8Group>(packed);
   for_each_panel(out, [&](int64_t panel, int64_t column, int64_t columns) {
-    char* to = memory<char>(packed) + panel * packed.size(1);
-    std::copy_n(memory<const float>(factors) + column, columns, reinterpret_cast<Int8Scales*>(to)->columns);
-    Int8Group* groups = reinterpret_cast<Int8Group*>(to + sizeof(Int8Scales));
-    for (int64_t k = 0; k < in; ++k) {
-      auto& both = groups[k / kGroupInputs].integers[k % kGroupInputs / 2];
-      for (int64_t c = 0; c < columns; ++c) both[c / 16][k % 2][c % 16] = from[(column + c) * in + k];
+    Int8Group* own = all + panel * groups;
+    for (int64_t c = 0; c < columns; ++c) {
+      for (int64_t k = 0; k < in; ++k) {
+        own[k / kGroupInputs].integers[k % kGroupInputs / 2][c / 16][k % 2][c % 16] = from[(column + c) * in + k];
+      }
+      for (int64_t g = 0; g < groups; ++g) own[g].scales[c] = scale[(column + c) * groups + g];
     }
   });
   return packed;
@@ -122,29 +130,24 @@ at::Tensor pack_linear_int4(const at::Tensor& integers, const at::Tensor& scales
   check_weight(integers, "integers");
   TORCH_CHECK(integers.scalar_type() == at::kByte, "integers must be uint8, not ", integers.scalar_type());
   const int64_t out = integers.size(0), in = integers.size(1), groups = (in + kGroupInputs - 1) / kGroupInputs;
-  const auto check_factors = [&](const at::Tensor& tensor, const char* name) {
-    check_tensor(tensor, name, 2);
-    TORCH_CHECK(tensor.scalar_type() == at::kBFloat16, name, " must be bfloat16, not ", tensor.scalar_type());
-    check_size(tensor, name, 0, out);
-    check_size(tensor, name, 1, groups);
-  };
-  check_factors(scales, "scales");
-  check_factors(minimums, "minimums");
-  at::Tensor packed = empty_panels(WeightKind::kInt4, out, in);
+  check_factors(scales, "scales", out, groups);
+  check_factors(minimums, "minimums", out, groups);
+  at::Tensor packed = empty_panels(WeightKind::kInt4, out, groups);
   const at::Tensor source = integers.contiguous(), factors = scales.contiguous(), lowest = minimums.contiguous();
   const uint8_t* from = memory<const uint8_t>(source);
+  const Bf16 *scale = memory<const Bf16>(factors), *minimum = memory<const Bf16>(lowest);
   Int4Group* all = memory<Int4Group>(packed);
   for_each_panel(out, [&](int64_t panel, int64_t column, int64_t columns) {
+    Int4Group* own = all + panel * groups;
     for (int64_t c = 0; c < columns; ++c) {
       for (int64_t k = 0; k < in; ++k) {
-        const int64_t g = k / kGroupInputs, s = k % kGroupInputs / 2;
+        const int64_t s = k % kGroupInputs / 2;
         const uint32_t code = from[(column + c) * in + k] & 15u;
-        all[panel * groups + g].codes[c / 16][k % 2][s / 8][c % 16] |= code << s % 8 * 4;
+        own[k / kGroupInputs].codes[c / 16][k % 2][s / 8][c % 16] |= code << s % 8 * 4;
       }
       for (int64_t g = 0; g < groups; ++g) {
         const int64_t index = (column + c) * groups + g;
-        all[panel * groups + g].columns[c] = static_cast<uint32_t>(memory<const Bf16>(lowest)[index].bits) << 16 |
-                                             memory<const Bf16>(factors)[index].bits;
+        own[g].columns[c] = static_cast<uint32_t>(minimum[index].bits) << 16 | scale[index].bits;
       }
     }
   });

@@ -1,6 +1,5 @@
-// Integers of a packed weight as the numbers that are multiplied, in the order that kFloat has, see WeightKind. Scales
-// of kInt8 are left to the sums. Every instruction set gives the same bits: scale * integer is exact, and one or two
-// roundings follow.
+// Integers of a packed weight as the numbers that are multiplied, in the order that kFloat has, see WeightKind. Every
+// instruction set gives the same bits: scale * integer is exact, and one or two roundings follow.
 #pragma once
 
 #include "kernels.h"
@@ -16,11 +15,6 @@ constexpr int64_t group_bytes(WeightKind kind) {
   if (kind == WeightKind::kInt8) return sizeof(Int8Group);
   if (kind == WeightKind::kInt4) return sizeof(Int4Group);
   return kGroupNumbers * sizeof(T);
-}
-
-// Where the first of them lies in its panel.
-constexpr int64_t groups_from(WeightKind kind) {
-  return kind == WeightKind::kInt8 ? sizeof(Int8Scales) : 0;
 }
 
 #ifdef __AVX512F__
@@ -49,10 +43,12 @@ inline __m512 to_numbers(const int8_t (&integers)[16]) {
 
 template <typename T>
 inline void unpack(const Int8Group& group, T* to) {
+  const __m512 scales[] = {load(group.scales).v, load(group.scales + kLanes).v};
   for (int s = 0; s < 16; ++s) {
     for (int h = 0; h < 2; ++h) {
       const auto& pair = group.integers[s][h];
-      store_pair(pair_at(to, s, h), to_numbers(pair[0]), to_numbers(pair[1]));
+      store_pair(pair_at(to, s, h), _mm512_mul_ps(to_numbers(pair[0]), scales[h]),
+                 _mm512_mul_ps(to_numbers(pair[1]), scales[h]));
     }
   }
 }
@@ -95,10 +91,13 @@ inline void store_pair(Bf16* numbers, int s, int column, float even, float odd) 
 
 template <typename T>
 inline void unpack(const Int8Group& group, T* to) {
-  for (int s = 0; s < 16; ++s) {
-    for (int h = 0; h < 2; ++h) {
+  for (int h = 0; h < 2; ++h) {
+    float scale[16];
+    for (int i = 0; i < 16; ++i) scale[i] = to_float(group.scales[16 * h + i]);
+    for (int s = 0; s < 16; ++s) {
       const auto& pair = group.integers[s][h];
-      for (int i = 0; i < 16; ++i) store_pair(to, s, 16 * h + i, pair[0][i], pair[1][i]);
+      const auto number = [&](int i, int8_t integer) { return scale[i] * static_cast<float>(integer); };
+      for (int i = 0; i < 16; ++i) store_pair(to, s, 16 * h + i, number(i, pair[0][i]), number(i, pair[1][i]));
     }
   }
 }

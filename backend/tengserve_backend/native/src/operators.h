@@ -29,11 +29,11 @@ at::Tensor paged_attention(const at::Tensor& query, const at::Tensor& keys, cons
 // A weight [out, in] in the order in which `linear` reads it, see WeightKind.
 at::Tensor pack_linear(const at::Tensor& weight);
 
-// Likewise a weight of integers, int8 [out, in], times scales, float32 [out].
+// Likewise a weight of integers, int8 [out, in], times scales, bfloat16 [out, groups of 32 inputs].
 at::Tensor pack_linear_int8(const at::Tensor& integers, const at::Tensor& scales);
 
-// Likewise of integers from 0 to 15, uint8 [out, in], times scales, and minimums added to that: both bfloat16
-// [out, groups of 32 inputs].
+// Likewise of integers from 0 to 15, uint8 [out, in], times scales, and minimums added to that, both bfloat16
+// [out, groups].
 at::Tensor pack_linear_int4(const at::Tensor& integers, const at::Tensor& scales, const at::Tensor& minimums);
 
 // x [..., in_features] -> [..., out_features]; bias [out_features].
