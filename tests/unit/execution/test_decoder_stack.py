@@ -214,6 +214,26 @@ def test_a_model_that_does_something_between_its_layers_is_left(caplog: pytest.L
     assert type(model.model.layers) is own
 
 
+def test_a_model_that_cannot_be_tried_is_left(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from transformers.models.llama import modeling_llama
+
+    forward = modeling_llama.LlamaModel.forward
+
+    def without_positions(self: Any, *args: Any, position_ids: torch.Tensor | None = None, **options: Any) -> Any:
+        if position_ids is not None:
+            raise ValueError("it counts them itself")
+        return forward(self, *args, **options)
+
+    monkeypatch.setattr(modeling_llama.LlamaModel, "forward", without_positions)
+    caplog.set_level(logging.INFO)
+    model, done = fused("llama")
+    assert "decoder_stack" not in done
+    assert "it fails with ValueError on random input" in caplog.text
+    assert type(model.model.layers) is torch.nn.ModuleList
+
+
 def test_no_layer_may_run_twice_in_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     model, _ = fused("llama")
     forward = forward_of(model)

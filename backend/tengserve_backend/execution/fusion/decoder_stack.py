@@ -203,13 +203,12 @@ def _replace(
         return
     own = getattr(parent, name)
     with _our_attention(model):
-        expected = _logits(model, operators.tier)
 
         def replace() -> torch.Tensor:
             parent.add_module(name, DecoderLayers([each.module for each in parts], DecoderStack(operators, layers)))
             return _logits(model, operators.tier)
 
-        reason = disagreement(lambda: expected, replace, is_fault, exactly=True)
+        reason = disagreement(lambda: _logits(model, operators.tier), replace, is_fault, exactly=True)
     if reason:
         parent.add_module(name, own)
     yield Left(kind, reason) if reason else None
