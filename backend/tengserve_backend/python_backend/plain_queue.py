@@ -6,6 +6,7 @@ import collections
 import os
 import threading
 import time
+import weakref
 
 from tengserve_backend.errors import OverloadedError, ShuttingDownError
 from tengserve_backend.python_backend.checks import request_label
@@ -28,11 +29,8 @@ class PlainQueue:
         # Instances that sleep and have not been told to wake: for each of the others there is one byte in the pipe.
         self._asleep = 0
         self._bell, self._rope = os.pipe()
-
-    def __del__(self) -> None:
-        # Here, as an instance that hangs in its own code may come back long after `close`.
-        os.close(self._bell)
-        os.close(self._rope)
+        # Not before nobody has the queue: an instance that hangs in its own code may come back long after `close`.
+        weakref.finalize(self, _close, self._bell, self._rope).atexit = False
 
     def put(self, ticket: Ticket) -> float | None:
         """See Waiting. An instance that sleeps goes on sleeping: `wake` has to follow."""
@@ -94,3 +92,8 @@ class PlainQueue:
 
     def __len__(self) -> int:
         return len(self._waiting)
+
+
+def _close(*descriptors: int) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)

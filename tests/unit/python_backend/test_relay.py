@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import gc
+import os
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -221,6 +225,31 @@ async def test_a_full_queue_refuses_and_a_closed_one_too(monkeypatch: pytest.Mon
     assert (len(queue), queue.take(0)) == (0, None)
     with pytest.raises(ShuttingDownError):
         queue.put(ticket())
+
+
+def test_a_queue_gives_back_what_it_has_of_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe = os.pipe()
+    monkeypatch.setattr(os, "pipe", lambda: pipe)
+    queue = PlainQueue()
+    queue.close()
+    os.fstat(pipe[0])
+    del queue
+    for end in pipe:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(end)
+
+
+def test_a_process_without_descriptors_left_gets_no_queue_and_hears_of_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_left() -> tuple[int, int]:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    ignored: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", ignored.append)
+    monkeypatch.setattr(os, "pipe", none_left)
+    with pytest.raises(OSError, match="Too many open files"):
+        PlainQueue()
+    gc.collect()
+    assert ignored == []
 
 
 async def test_as_many_instances_wake_as_are_needed() -> None:
