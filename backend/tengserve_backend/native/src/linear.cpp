@@ -142,7 +142,12 @@ void prepare_columns(const PackedWeight& weight, const T* x, int64_t column, int
   to += row / kTileRows * kTileRows * weight.in + row % kTileRows * kTileWidth;
   for (int64_t c = column, end = column + count; c < end;) {
     const int64_t within = c % kTileWidth, there = std::min(kTileWidth - within, end - c);
-    std::memcpy(static_cast<void*>(to + (c - within) * kTileRows + within), x, there * sizeof(T));
+    void* const piece = to + (c - within) * kTileRows + within;
+    if (there == kTileWidth) {
+      std::memcpy(piece, x, kTileWidth * sizeof(T));  // Of a size that the compiler knows: nearly all pieces are whole.
+    } else {
+      std::memcpy(piece, x, there * sizeof(T));
+    }
     c += there;
     x += there;
   }
