@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tengserve_backend.errors import ConfigurationError, shown
-from tengserve_backend.repository.cpu_list import parse_cpus
+from tengserve_backend.repository.cpu_list import MAX_CPU, parse_cpus
 from tengserve_backend.repository.memory_budget import AUTO_MEMORY, MemoryBudget, parse_memory
 
 MAX_TOKENS = 4194304
@@ -208,7 +208,7 @@ class ModelSettings:
         default=None,
         metadata=_setting(
             "cpuAffinity",
-            "any, or CPU numbers and ranges with commas between them, such as 0-3,8",
+            f"any, or CPU numbers up to {MAX_CPU} and ranges with commas between them, such as 0-3,8",
             _any_or_cpus,
             "any",
             "The CPUs that these threads run on. Others of the server run wherever the process may.",

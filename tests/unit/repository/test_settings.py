@@ -132,6 +132,12 @@ def test_a_value_outside_its_rule_names_key_rule_value_and_place(key: str, text:
     assert len(message) < 1000
 
 
+def test_the_rule_of_a_cpu_list_says_which_cpus_there_can_be() -> None:
+    with pytest.raises(ConfigurationError, match=r"CPU numbers up to 4095 .*, not \"4096\""):
+        read_settings({"cpuAffinity": "4096"})
+    assert read_settings({"cpuAffinity": "4095"}).cpu_affinity == {4095}
+
+
 @pytest.mark.parametrize(
     ("key", "near"),
     [
