@@ -33,7 +33,7 @@ _CACHE_SHARE = 0.25
 
 # A token of a prompt costs as much in a step of 256 as in a longer one, so more would only let others wait.
 _STEP_TOKENS = 256
-# With these a step takes about two and a half times as long as one without a prompt; `scripts/bench injection` tells.
+# With these a step takes about two and a half times as long as one without a prompt; `scripts/bench steps` tells.
 _BESIDE_STREAMS = 96
 _BESIDE_STREAMS_PLAIN = 64
 
