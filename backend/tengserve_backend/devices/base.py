@@ -44,6 +44,14 @@ class DeviceBackend(Protocol):
         """Bytes of KV cache at most when the operator set nothing, weights being loaded already."""
         ...
 
+    def default_cache_tokens(self, longest: int) -> int | None:
+        """Tokens of KV cache at most when the operator set nothing; None when memory alone says how many.
+
+        Args:
+            longest: tokens of a sequence as long as the settings allow.
+        """
+        ...
+
     def default_step_tokens(self) -> StepTokens:
         """Tokens of a step when the operator set nothing: what keeps the gap between two tokens short."""
         ...

@@ -30,6 +30,7 @@ _log = logging.getLogger(__name__)
 
 _CGROUP = Path("/sys/fs/cgroup")
 _CACHE_SHARE = 0.25
+_CACHE_TOKENS = 16384
 
 # A token of a prompt costs as much in a step of 256 as in a longer one, so more would only let others wait.
 _STEP_TOKENS = 256
@@ -91,6 +92,13 @@ class CpuDevice:
     def default_cache_memory(self) -> int:
         """A quarter of what is available: other models and other programs live here too."""
         return int(self.available_memory() * _CACHE_SHARE)
+
+    def default_cache_tokens(self, longest: int) -> int:
+        """See DeviceBackend. Enough for 32 conversations of 512 tokens, or for two sequences of any length allowed.
+
+        The cache never shrinks, so whatever is more would only be taken from the machine for good.
+        """
+        return max(_CACHE_TOKENS, 2 * longest)
 
     def default_step_tokens(self) -> StepTokens:
         """See DeviceBackend; docs/performance.md has the curve that these come from."""

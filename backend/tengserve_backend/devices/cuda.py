@@ -46,6 +46,10 @@ class CudaDevice:
         """Most of what the weights left."""
         return int(self.available_memory() * _CACHE_SHARE)
 
+    def default_cache_tokens(self, longest: int) -> int | None:
+        """As many as there is memory for: it is of no use to anybody else."""
+        return None
+
     def default_step_tokens(self) -> StepTokens:
         """See DeviceBackend."""
         return StepTokens(2048, beside_streams=2048)

@@ -283,11 +283,15 @@ def _total_blocks(
 ) -> int:
     """Blocks of the KV cache: what memory allows, and no more than full batches of full sequences could use.
 
+    Where the operator sets nothing the device may hold it smaller.
+
     Args:
         reserved: bytes that activations will need.
     """
     block_size = choice.block_size
     block_bytes = block_size * choice.bytes_per_token
+    full_sequence = -(-_longest(limits) // block_size)
+    most = settings.max_batch_size * full_sequence
     budget = settings.kv_cache_memory
     if budget.bytes is not None:
         memory = budget.bytes
@@ -295,8 +299,10 @@ def _total_blocks(
         memory = int(max(0, device.available_memory() - reserved) * budget.fraction)
     else:
         memory = max(0, device.default_cache_memory() - reserved)
-    full_sequence = -(-_longest(limits) // block_size)
-    total = min(memory // block_bytes, settings.max_batch_size * full_sequence)
+        tokens = device.default_cache_tokens(block_size * full_sequence)
+        if tokens is not None:
+            most = min(most, -(-tokens // block_size))
+    total = min(memory // block_bytes, most)
     if total < 1:
         raise ConfigurationError(
             f"the KV cache would have {memory} bytes, but one block of {block_size} tokens needs {block_bytes}; "

@@ -306,7 +306,8 @@ class ModelSettings:
             parse_memory,
             "auto",
             "Memory for the KV cache: a size, or a fraction of the memory that is available once the weights are "
-            "loaded. Units: KiB, MiB, GiB, TiB.",
+            "loaded. Units: KiB, MiB, GiB, TiB. auto is most of an accelerator's memory; on a CPU 16384 tokens, or two "
+            "sequences of maxSeqLen.",
         ),
     )
     prefix_caching: bool = field(
