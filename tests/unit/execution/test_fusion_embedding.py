@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import weakref
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from support.architectures import build_model
 from support.cpu_kernels import kernels_device
 from tengserve_backend.execution.fusion.embedding import PackedEmbedding
+from tengserve_backend.execution.fusion.quantized import Quantization
 from tengserve_backend.native.operators import packed_rows
 
 IDS = torch.tensor([[0, 198, 31, 32, 31, 5]])
@@ -55,6 +57,22 @@ def test_one_whose_weight_other_code_reads_stays():
     kernels_device().fuse(model, ())
     assert not any(isinstance(module, PackedEmbedding) for module in model.modules())
     assert torch.allclose(logits(model), expected, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "quantization", "said"),
+    [
+        ("llama-tied", Quantization.NONE, "its own 0 MiB are let go"),
+        ("llama-tied", Quantization.INT8, "takes 0 MiB more"),
+        ("gemma3", Quantization.NONE, "takes 0 MiB more"),
+        ("llama", Quantization.NONE, ""),
+    ],
+)
+def test_the_log_tells_once_what_becomes_of_it(name, quantization, said, caplog):
+    with caplog.at_level(logging.INFO, logger="tengserve_backend.execution.fusion"):
+        kernels_device(quantization).fuse(build_model(name), ())
+    lines = [record.getMessage() for record in caplog.records if "embedding" in record.getMessage()]
+    assert [said in line for line in lines] == [True] * bool(said)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

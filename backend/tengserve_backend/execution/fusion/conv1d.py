@@ -12,7 +12,7 @@ from transformers.pytorch_utils import Conv1D
 
 from tengserve_backend.execution.fusion.agreement import Left, disagreement, random_input
 from tengserve_backend.execution.fusion.operators import FusedOperators
-from tengserve_backend.execution.fusion.replacing import Replacement, replace_modules
+from tengserve_backend.execution.fusion.replacing import Replacement, has_hooks, linear_over, replace_modules
 
 _TRIED_ROWS = 3
 
@@ -29,15 +29,11 @@ def conv1ds_as_linears(model: torch.nn.Module, operators: FusedOperators) -> Ite
 def _replacement(
     module: torch.nn.Module, dtypes: Collection[torch.dtype], is_fault: Callable[[BaseException], bool]
 ) -> Replacement:
-    if type(module) is not Conv1D or module._forward_hooks or module._forward_pre_hooks:
+    if type(module) is not Conv1D or has_hooks(module):
         return None
     if module.weight.dtype not in dtypes:
         return Left("Conv1D", f"its weight is in {module.weight.dtype}")
-    inputs, outputs = module.weight.shape
-    # On no device: its own weight would be allocated only to be dropped.
-    linear = torch.nn.Linear(inputs, outputs, device="meta")
-    linear.weight = torch.nn.Parameter(module.weight.t().contiguous(), requires_grad=False)
-    linear.bias = module.bias
-    x = random_input(_TRIED_ROWS, inputs, like=module.weight)
+    linear = linear_over(module.weight.t().contiguous(), module.bias)
+    x = random_input(_TRIED_ROWS, linear.in_features, like=module.weight)
     reason = disagreement(lambda: module(x), lambda: linear(x), is_fault)
     return Left("Conv1D", reason) if reason else linear

@@ -13,6 +13,7 @@ import torch
 
 from tengserve_backend.execution.fusion.gated_mlp import FusedGatedMlp
 from tengserve_backend.execution.fusion.linears import LinearPart, PackedLinear
+from tengserve_backend.execution.fusion.replacing import has_hooks
 from tengserve_backend.execution.fusion.rms_norm import FusedRmsNorm
 
 _LAYER = frozenset({"input_layernorm", "self_attn", "post_attention_layernorm", "mlp"})
@@ -69,7 +70,7 @@ def decoder_parts(layer: torch.nn.Module) -> DecoderParts | None:
     index, head_dim = (getattr(attention, name, None) for name in ("layer_idx", "head_dim"))
     if not all(type(each) is PackedLinear for each in linears) or type(index) is not int or type(head_dim) is not int:
         return None
-    if any(module._forward_hooks or module._forward_pre_hooks for module in layer.modules()):
+    if any(map(has_hooks, layer.modules())):
         return None  # They belong to somebody.
     fused: Any = parts | norms
     return DecoderParts(

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.nn import functional
 
 from tengserve_backend.execution.fusion.agreement import Left
 from tengserve_backend.execution.fusion.linears import PackedLinear
 from tengserve_backend.execution.fusion.operators import FusedOperators, PackedRows
-from tengserve_backend.execution.fusion.replacing import Replacement, replace_modules
+from tengserve_backend.execution.fusion.replacing import Replacement, has_hooks, replace_modules
+from tengserve_backend.execution.fusion.watching import weights_read
 
 _log = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ def share_embeddings(
     if rows is None:
         return
     heads = [module for module in model.modules() if isinstance(module, PackedLinear)]
-    read = _weights_read(model, run)
+    read = weights_read(filter(_is_plain, model.modules()), run)
 
     def replacement(module: torch.nn.Module) -> Replacement:
         if not _is_plain(module):
@@ -82,12 +82,7 @@ def share_embeddings(
 
 def _is_plain(module: torch.nn.Module) -> bool:
     """Those of derived classes do more than look up, and hooks belong to somebody."""
-    return (
-        type(module) is torch.nn.Embedding
-        and module.max_norm is None
-        and not module._forward_hooks
-        and not module._forward_pre_hooks
-    )
+    return type(module) is torch.nn.Embedding and module.max_norm is None and not has_hooks(module)
 
 
 @torch.no_grad()
@@ -98,34 +93,3 @@ def _is_same(rows: PackedRows, head: PackedLinear, weight: torch.Tensor) -> bool
     ids = torch.arange(count)
     parts = (slice(first, first + _COMPARED_ROWS) for first in range(0, count, _COMPARED_ROWS))
     return all(torch.equal(rows(head.packed, ids[part], size), weight[part]) for part in parts)
-
-
-class _WatchedEmbedding(torch.nn.Embedding):
-    """An embedding that remembers whether anybody else reads its weight."""
-
-    read: set[int]
-
-    @property
-    def weight(self) -> torch.Tensor:  # type: ignore[override]  # in the place of the parameter, to see who asks
-        self.read.add(id(self))
-        return self._parameters["weight"]  # type: ignore[return-value]  # an embedding has one
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        weight: Any = self._parameters["weight"]
-        return functional.embedding(ids, weight)
-
-
-@torch.no_grad()
-def _weights_read(model: torch.nn.Module, run: Callable[[], object]) -> frozenset[int]:
-    """The embeddings, by id, whose weight is read by other code while the model runs."""
-    plain: list[Any] = [module for module in model.modules() if _is_plain(module)]
-    read: set[int] = set()
-    watched = type("WatchedEmbedding", (_WatchedEmbedding,), {"read": read})
-    try:
-        for module in plain:
-            module.__class__ = watched
-        run()
-    finally:
-        for module in plain:
-            module.__class__ = torch.nn.Embedding
-    return frozenset(read)

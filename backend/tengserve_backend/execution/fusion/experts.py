@@ -13,7 +13,7 @@ import torch
 
 from tengserve_backend.execution.fusion.agreement import Left, disagreement, random_input
 from tengserve_backend.execution.fusion.operators import FusedOperators
-from tengserve_backend.execution.fusion.replacing import Replacement, replace_modules
+from tengserve_backend.execution.fusion.replacing import Replacement, has_hooks, linear_over, replace_modules
 
 # What the decorator tells, and what a module of that form can do.
 _FORM = ("has_gate", "has_bias", "has_post_expert_norm", "is_transposed", "_is_expert_parallel", "_apply_gate")
@@ -88,7 +88,7 @@ def _replacement(
     module: torch.nn.Module, dtypes: Collection[torch.dtype], is_fault: Callable[[BaseException], bool]
 ) -> Replacement:
     own: Any = module
-    if not all(hasattr(own, name) for name in _FORM) or own._is_expert_parallel or _has_hooks(own):
+    if not all(hasattr(own, name) for name in _FORM) or own._is_expert_parallel or has_hooks(own):
         return None
     up = "gate_up_proj" if own.has_gate else "up_proj"
     names = {up, "down_proj"} | ({f"{up}_bias", "down_proj_bias"} if own.has_bias else set())
@@ -113,19 +113,8 @@ def _replacement(
     return made[0]
 
 
-def _has_hooks(module: torch.nn.Module) -> bool:
-    return bool(module._forward_hooks or module._forward_pre_hooks)
-
-
 def _linears(own: Any, name: str, transposed: bool, biased: bool) -> Iterator[torch.nn.Linear]:
     """A layer for each expert, whose weight is a part of the one tensor."""
     biases = getattr(own, f"{name}_bias") if biased else None
     for expert, weight in enumerate(getattr(own, name).detach()):
-        outputs_first = weight.t() if transposed else weight
-        outputs, inputs = outputs_first.shape
-        # On no device: its own weight would be allocated only to be dropped.
-        linear = torch.nn.Linear(inputs, outputs, bias=biased, device="meta")
-        linear.weight = torch.nn.Parameter(outputs_first, requires_grad=False)
-        if biases is not None:
-            linear.bias = torch.nn.Parameter(biases[expert].detach(), requires_grad=False)
-        yield linear
+        yield linear_over(weight.t() if transposed else weight, None if biases is None else biases[expert])

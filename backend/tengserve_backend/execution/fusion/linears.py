@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch.nn import functional
 
 from tengserve_backend.errors import ConfigurationError
 from tengserve_backend.execution.fusion.agreement import Left, disagreement, random_input
 from tengserve_backend.execution.fusion.operators import FusedOperators, PackedLinearOperators
 from tengserve_backend.execution.fusion.quantized import QuantizedWeight, product
-from tengserve_backend.execution.fusion.replacing import Replacement, replace_modules
+from tengserve_backend.execution.fusion.replacing import Replacement, has_hooks, replace_modules
+from tengserve_backend.execution.fusion.watching import weights_read
 
 _log = logging.getLogger(__name__)
 
@@ -121,14 +121,14 @@ def pack_linears(model: torch.nn.Module, operators: FusedOperators, run: Callabl
     packed = operators.packed_linear
     if packed is None:
         return
-    read = _weights_read(model, run)
+    read = weights_read(filter(_is_plain, model.modules()), run)
     for parent in list(model.modules()):
         for names in _GROUPS:
             members = [getattr(parent, name, None) for name in names]
             if all(_is_plain(member) and id(member) not in read for member in members):
                 yield from _merged(parent, names, members, packed, operators.is_fault)
             del members
-    embeddings = {id(each.weight) for each in model.modules() if isinstance(each, torch.nn.Embedding)}
+    embeddings = {id(each.weight): type(each) for each in model.modules() if isinstance(each, torch.nn.Embedding)}
     head = _head(model)
 
     def replacement(module: torch.nn.Module) -> Replacement:
@@ -138,7 +138,10 @@ def pack_linears(model: torch.nn.Module, operators: FusedOperators, run: Callabl
             return Left("Linear", "other code reads its weight")
         own = operators.packed_head if module is head and operators.packed_head is not None else packed
         answer = _packed(module, own, operators.is_fault)
-        if isinstance(answer, PackedLinear) and id(module.weight) in embeddings:
+        embedding = embeddings.get(id(module.weight))
+        # The weight of a plain one is let go afterwards where its rows can be read from what is packed.
+        shared = embedding is torch.nn.Embedding and own.quantize is None and operators.packed_rows is not None
+        if isinstance(answer, PackedLinear) and embedding is not None and not shared:
             size = answer.packed.numel() * answer.packed.element_size() / 2**20
             _log.info("the embedding is the head's weight too: packed besides, that takes %.0f MiB more", size)
         return answer
@@ -245,35 +248,4 @@ def _head(model: Any) -> torch.nn.Module | None:
 
 def _is_plain(module: object) -> bool:
     """Quantized or adapted layers are of derived classes, and hooks belong to somebody."""
-    return type(module) is torch.nn.Linear and not module._forward_hooks and not module._forward_pre_hooks
-
-
-class _WatchedLinear(torch.nn.Linear):
-    """A linear layer that remembers whether anybody else reads its weight."""
-
-    read: set[int]
-
-    @property
-    def weight(self) -> torch.Tensor:  # type: ignore[override]  # in the place of the parameter, to see who asks
-        self.read.add(id(self))
-        return self._parameters["weight"]  # type: ignore[return-value]  # a linear layer has one
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        weight: Any = self._parameters["weight"]
-        return functional.linear(x, weight, self._parameters["bias"])
-
-
-@torch.no_grad()
-def _weights_read(model: torch.nn.Module, run: Callable[[], object]) -> frozenset[int]:
-    """The linear layers, by id, whose weight is read by other code while the model runs."""
-    plain: list[Any] = [module for module in model.modules() if _is_plain(module)]
-    read: set[int] = set()
-    watched = type("WatchedLinear", (_WatchedLinear,), {"read": read})
-    try:
-        for module in plain:
-            module.__class__ = watched
-        run()
-    finally:
-        for module in plain:
-            module.__class__ = torch.nn.Linear
-    return frozenset(read)
+    return type(module) is torch.nn.Linear and not has_hooks(module)

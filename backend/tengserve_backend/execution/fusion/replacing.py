@@ -48,6 +48,27 @@ def _places(model: torch.nn.Module) -> list[tuple[torch.nn.Module, list[tuple[to
     return list(reversed(found.values()))
 
 
+def has_hooks(module: torch.nn.Module) -> bool:
+    """Whether somebody is called before or after its forward, and would no longer be."""
+    return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
+def linear_over(weight: torch.Tensor, bias: torch.Tensor | None) -> torch.nn.Linear:
+    """A linear layer of tensors that are there.
+
+    Args:
+        weight: [out, in].
+        bias: [out].
+    """
+    outputs, inputs = weight.shape
+    # On no device: its own weight would be allocated only to be dropped.
+    linear = torch.nn.Linear(inputs, outputs, bias=bias is not None, device="meta")
+    linear.weight = torch.nn.Parameter(weight, requires_grad=False)
+    if bias is not None:
+        linear.bias = torch.nn.Parameter(bias.detach(), requires_grad=False)
+    return linear
+
+
 def takes_one_argument(module: torch.nn.Module) -> bool:
     """Whether its forward takes one tensor and nothing else, not even by option."""
     return len(inspect.signature(module.forward).parameters) == 1
