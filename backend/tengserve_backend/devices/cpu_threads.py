@@ -13,8 +13,9 @@ from pathlib import Path
 
 import torch
 
-from tengserve_backend.errors import ConfigurationError
+from tengserve_backend.errors import ConfigurationError, shown
 from tengserve_backend.repository.cpu_list import parse_cpus, write_cpus
+from tengserve_backend.repository.settings import MAX_THREADS
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ def threads_for(
         root: of the file system.
 
     Raises:
-        ConfigurationError: the process may not run on these CPUs.
+        ConfigurationError: the process may not run on these CPUs, or OMP_NUM_THREADS is out of bounds.
     """
     allowed = _allowed()
     if cpus is not None and not cpus <= allowed:
@@ -83,9 +84,18 @@ def _allowed() -> frozenset[int]:
 
 
 def _asked(environment: Mapping[str, str]) -> int | None:
-    """OMP_NUM_THREADS, of which the first number is that of the outermost level."""
+    """OMP_NUM_THREADS, of which the first number is that of the outermost level.
+
+    Raises:
+        ConfigurationError: it is more than a system would start.
+    """
     first = environment.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
-    return int(first) if first.isascii() and first.isdigit() and int(first) > 0 else None
+    if not (first.isascii() and first.isdigit()):
+        return None
+    digits = first.lstrip("0")
+    if len(digits) > len(str(MAX_THREADS)) or int(digits or 0) > MAX_THREADS:
+        raise ConfigurationError(f"OMP_NUM_THREADS is {shown(first)}, but a model computes with {MAX_THREADS} at most")
+    return int(digits) if digits else None
 
 
 def _cores(cpus: frozenset[int], root: Path) -> int:

@@ -73,6 +73,15 @@ def test_what_is_asked_for_goes_before_what_is_there(machine):
     assert count(machine, OMP_NUM_THREADS="3,2") == 3
     assert count(machine, 6, OMP_NUM_THREADS="3") == 6
     assert count(machine, OMP_NUM_THREADS="many") == 1
+    assert count(machine, OMP_NUM_THREADS="0") == 1
+
+
+@pytest.mark.parametrize("asked", ["1025", "9" * 5000])
+def test_more_than_a_system_would_start_is_refused(machine, asked):
+    with pytest.raises(
+        ConfigurationError, match=r"^OMP_NUM_THREADS is (1025|9{61}\.\.\.), but .* 1024 at most"
+    ):
+        count(machine, OMP_NUM_THREADS=asked)
 
 
 def test_cpus_that_the_process_may_not_use_are_refused(machine):
