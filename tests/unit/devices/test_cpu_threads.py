@@ -78,9 +78,7 @@ def test_what_is_asked_for_goes_before_what_is_there(machine):
 
 @pytest.mark.parametrize("asked", ["1025", "9" * 5000])
 def test_more_than_a_system_would_start_is_refused(machine, asked):
-    with pytest.raises(
-        ConfigurationError, match=r"^OMP_NUM_THREADS is (1025|9{61}\.\.\.), but .* 1024 at most"
-    ):
+    with pytest.raises(ConfigurationError, match=r"^OMP_NUM_THREADS is (1025|9{61}\.\.\.), but .* 1024 at most"):
         count(machine, OMP_NUM_THREADS=asked)
 
 
