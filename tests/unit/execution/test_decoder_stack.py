@@ -238,7 +238,7 @@ def test_no_layer_may_run_twice_in_a_step(monkeypatch: pytest.MonkeyPatch) -> No
     model, _ = fused("llama")
     forward = forward_of(model)
     layers = model.model.layers
-    twice = layers._stack
+    twice = layers.stack
 
     class Both:
         def fits(self, context: Any) -> bool:
@@ -247,6 +247,7 @@ def test_no_layer_may_run_twice_in_a_step(monkeypatch: pytest.MonkeyPatch) -> No
         def __call__(self, hidden: torch.Tensor, **options: Any) -> torch.Tensor:
             return twice(twice(hidden, **options), **options)
 
-    monkeypatch.setattr(layers, "_stack", Both())
+    monkeypatch.setattr(layers, "stack", Both())
+    del model.__dict__["forward"]
     with pytest.raises(RuntimeError, match="attention layer 0 was called twice in one step"):
         answers(forward)

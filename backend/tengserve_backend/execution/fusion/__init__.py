@@ -16,6 +16,7 @@ import torch
 from tengserve_backend.execution.fusion.agreement import Left, Trial
 from tengserve_backend.execution.fusion.conv1d import conv1ds_as_linears
 from tengserve_backend.execution.fusion.decoder_stack import fuse_decoder_stacks
+from tengserve_backend.execution.fusion.direct_forward import fuse_forward
 from tengserve_backend.execution.fusion.embedding import share_embeddings
 from tengserve_backend.execution.fusion.experts import experts_as_linears
 from tengserve_backend.execution.fusion.gated_mlp import fuse_gated_mlps
@@ -39,6 +40,7 @@ _FUSIONS: Mapping[str, _Fusion] = {
     "packed_embedding": share_embeddings,
     # Of the parts above.
     "decoder_stack": fuse_decoder_stacks,
+    "direct_forward": fuse_forward,
 }
 
 

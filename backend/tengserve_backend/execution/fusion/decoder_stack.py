@@ -8,35 +8,26 @@ in the same order and with the same roundings: it is used where its answer is th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from tengserve_backend.execution.attention.observe import ObservedAttention
-from tengserve_backend.execution.attention.registry import IMPLEMENTATION, StepContext, current_context, step_context
+from tengserve_backend.execution.attention.registry import StepContext, current_context
 from tengserve_backend.execution.attention.tier import AttentionSpec, AttentionTier
 from tengserve_backend.execution.fusion.agreement import Left, Trial, disagreement, random_input
 from tengserve_backend.execution.fusion.decoder_parts import DecoderParts, decoder_parts
 from tengserve_backend.execution.fusion.operators import DecoderOperators, FusedOperators
-from tengserve_backend.execution.kv_tensors import LayerShape, PagedKVCache
-from tengserve_backend.execution.packed_batch import PackedBatch, pack
-from tengserve_backend.execution.snapshot import Snapshot
-from tengserve_backend.scheduling.step import ScheduledSequence, Step
-
-
-def _part(seq_id: int, start: int, count: int, blocks: tuple[int, ...]) -> ScheduledSequence:
-    return ScheduledSequence(seq_id, start, tuple(range(1, count + 1)), blocks, samples=False)
-
-
-# A prompt in chunks, the second of one token as in a decode, beside another one; blocks in no order.
-_FIRST, _SECOND = (2, 0), (1,)
-_TRIED = (
-    Step(0, (_part(0, 0, 18, _FIRST), _part(1, 0, 3, _SECOND))),
-    Step(1, (_part(0, 18, 1, _FIRST), _part(1, 3, 4, _SECOND))),
+from tengserve_backend.execution.fusion.tried_steps import (
+    logits_in_pages,
+    our_attention,
+    run_in_pages,
+    takes_our_attention,
 )
-_TRIED_BLOCKS = 3
+from tengserve_backend.execution.kv_tensors import LayerShape
+from tengserve_backend.execution.packed_batch import PackedBatch
+
 # A model may scale by the position only far beyond those of a prompt.
 _FAR = 1_000_000
 
@@ -141,7 +132,7 @@ class DecoderLayers(torch.nn.ModuleList):
 
     def __init__(self, layers: Sequence[torch.nn.Module], stack: DecoderStack) -> None:
         super().__init__(layers)
-        self._stack = stack
+        self.stack = stack
 
     def __getitem__(self, index: Any) -> Any:
         """A layer, or a list of some."""
@@ -151,8 +142,8 @@ class DecoderLayers(torch.nn.ModuleList):
         return list(self) if whole else list(self._modules.values())[index]
 
     def __iter__(self) -> Iterator[Any]:
-        if self._stack.fits(current_context()):
-            return iter((self._stack,))
+        if self.stack.fits(current_context()):
+            return iter((self.stack,))
         return super().__iter__()
 
 
@@ -165,7 +156,7 @@ def fuse_decoder_stacks(
         after each layer that was tried, and for each list of layers: None when it is used, else why not.
     """
     decoder = operators.decoder
-    if decoder is None or not _takes_our_attention(model):
+    if decoder is None or not takes_our_attention(model):
         return
     lists = [
         (parent, name, child)
@@ -191,7 +182,7 @@ def _replace(
     kind = type(parts[0].module).__name__
     layers: list[_Layer] = []
     for each in parts:
-        with _our_attention(model):
+        with our_attention(model):
             layer = _tried(each, operators, is_fault)
         if isinstance(layer, str):
             yield Left(kind, layer)
@@ -202,13 +193,13 @@ def _replace(
         yield Left(kind, "its layers are of several shapes")
         return
     own = getattr(parent, name)
-    with _our_attention(model):
+    with our_attention(model):
 
         def replace() -> torch.Tensor:
             parent.add_module(name, DecoderLayers([each.module for each in parts], DecoderStack(operators, layers)))
-            return _logits(model, operators.tier)
+            return logits_in_pages(model, operators.tier)
 
-        reason = disagreement(lambda: _logits(model, operators.tier), replace, is_fault, exactly=True)
+        reason = disagreement(lambda: logits_in_pages(model, operators.tier), replace, is_fault, exactly=True)
     if reason:
         parent.add_module(name, own)
     yield Left(kind, reason) if reason else None
@@ -245,48 +236,22 @@ def _tried(parts: DecoderParts, operators: DecoderOperators, is_fault: Callable[
 
 @torch.no_grad()
 def _outputs(parts: DecoderParts, layer: Callable[..., torch.Tensor], tier: AttentionTier) -> torch.Tensor:
-    """What a layer gives for `_TRIED`, one after the other: random rows at random angles."""
+    """What a layer gives for the tried steps: random rows at random angles."""
     like = parts.attention_norm.weight
-    cache = PagedKVCache(total_blocks=_TRIED_BLOCKS, block_size=tier.block_size, dtype=like.dtype, device=like.device)
-    outputs = []
-    for step in _TRIED:
-        batch = _batch(step, tier)
+
+    def run(batch: PackedBatch) -> torch.Tensor:
         tokens = batch.input_ids.shape[1]
         angles = random_input(2, 1, tokens, parts.head_dim, like=like).float()
-        with step_context(StepContext(batch=batch, cache=cache, tier=tier, chunks={})):
-            outputs.append(
-                layer(
-                    random_input(1, tokens, like.shape[0], like=like),
-                    attention_mask=None,
-                    position_ids=batch.position_ids + _FAR,
-                    position_embeddings=(angles[0].cos().to(like.dtype), angles[1].sin().to(like.dtype)),
-                    cache=None,
-                    use_cache=False,
-                )
-            )
-    return torch.cat(outputs, 1)
+        return layer(
+            random_input(1, tokens, like.shape[0], like=like),
+            attention_mask=None,
+            position_ids=batch.position_ids + _FAR,
+            position_embeddings=(angles[0].cos().to(like.dtype), angles[1].sin().to(like.dtype)),
+            cache=None,
+            use_cache=False,
+        )
 
-
-@torch.no_grad()
-def _logits(model: Any, tier: AttentionTier) -> torch.Tensor:
-    """What the model gives for `_TRIED`."""
-    like = next(model.parameters())
-    cache = PagedKVCache(total_blocks=_TRIED_BLOCKS, block_size=tier.block_size, dtype=like.dtype, device=like.device)
-    outputs = []
-    for step in _TRIED:
-        batch = _batch(step, tier)
-        with step_context(StepContext(batch=batch, cache=cache, tier=tier, chunks={})):
-            outputs.append(
-                model(
-                    input_ids=batch.input_ids, position_ids=batch.position_ids, attention_mask=None, use_cache=False
-                ).logits
-            )
-    return torch.cat(outputs, 1)
-
-
-def _batch(step: Step, tier: AttentionTier) -> PackedBatch:
-    snapshot = Snapshot()
-    return pack(step, snapshot, block_size=tier.block_size).on(snapshot.upload(lambda host: host))
+    return run_in_pages(run, tier, like=like)
 
 
 def _decoder(operators: DecoderOperators, layers: Sequence[_Layer]) -> Any:
@@ -314,19 +279,3 @@ def _decoder(operators: DecoderOperators, layers: Sequence[_Layer]) -> Any:
             *(spec.scaling, spec.window, layer.rotary),
         )
     return decoder
-
-
-def _takes_our_attention(model: Any) -> bool:
-    can = getattr(type(model), "_can_set_attn_implementation", None)
-    return can is not None and bool(can())
-
-
-@contextmanager
-def _our_attention(model: Any) -> Iterator[None]:
-    """The model's attention is the registry's inside."""
-    before = model.config._attn_implementation
-    model.set_attn_implementation(IMPLEMENTATION)
-    try:
-        yield
-    finally:
-        model.set_attn_implementation(before)
