@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from tengserve_backend.python_backend.gathering import GATHER_S, SOON_S, Gathering
 from tengserve_backend.python_backend.ticket import Ticket
 
 PATIENCE_S = 0.0005
@@ -14,9 +15,6 @@ PATIENCE_S = 0.0005
 
 MAX_PAUSE = 4096
 """Times that a model is not waited for which was slow time and again."""
-
-GATHER_S = 0.0003
-"""A request that comes so soon after others is one of many, and waits for those of the same turn of the loop."""
 
 
 class Relay:
@@ -38,6 +36,8 @@ class Relay:
         self.loop = loop
         self._wake = wake
         self._waiters: list[asyncio.Future[None]] = []
+        self._gathering = Gathering()
+        self._timer: asyncio.TimerHandle | None = None
         self._pause = self._paused = 0
         self._handed_over = 0.0
         self._lock = threading.Lock()
@@ -63,10 +63,19 @@ class Relay:
                 return None
             self._pending.add(ticket)
         if not self._waiters:
-            if time.monotonic() - self._handed_over > GATHER_S:
+            # A model that is slow gains nothing by waiting.
+            soon = time.monotonic() - self._handed_over < SOON_S
+            if not self._pause:
+                self._gathering.begin(soon=soon)
+            if self._pause or self._gathering.limit == 1:
                 self._hand_over(1)
                 return None
-            self.loop.call_soon(self._turn)
+            self._timer = self.loop.call_later(GATHER_S, self._group)
+        else:
+            self._gathering.came()
+            if len(self._waiters) + 1 >= self._gathering.limit:
+                self._group(ticket)
+                return None
         waiter = self.loop.create_future()
         self._waiters.append(waiter)
         return waiter
@@ -85,9 +94,15 @@ class Relay:
             self._waiting = False
         self._door.release()
 
-    def _turn(self) -> None:
+    def _group(self, last: Ticket | None = None) -> None:
+        """Hand over those that wait; with the last one that was expected, or without when it has not come in time."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         waiters, self._waiters = self._waiters, []
-        self._hand_over(len(waiters))
+        count = len(waiters) + (last is not None)
+        self._gathering.end(count, complete=last is not None)
+        self._hand_over(count)
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_result(None)
@@ -98,16 +113,19 @@ class Relay:
             self._paused += 1
             with self._lock:
                 self._pending.clear()
+        elif self._answered_at_once():
+            self._pause = 0
+        elif count > 1:
+            self._gathering.too_many(count)
         else:
-            self._wait()
+            self._pause, self._paused = min(2 * self._pause + 1, MAX_PAUSE), 0
         self._handed_over = time.monotonic()
 
-    def _wait(self) -> None:
+    def _answered_at_once(self) -> bool:
         with self._lock:
             self._waiting = waiting = bool(self._pending)
         if not waiting or self._door.acquire(timeout=PATIENCE_S):
-            self._pause = 0
-            return
+            return True
         with self._lock:
             answered = not self._waiting
             self._waiting = False
@@ -115,4 +133,4 @@ class Relay:
         if answered:
             # Just now: whoever did it opens the door.
             self._door.acquire()
-        self._pause, self._paused = min(2 * self._pause + 1, MAX_PAUSE), 0
+        return False

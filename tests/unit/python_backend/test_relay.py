@@ -17,7 +17,7 @@ from support.python_models import IO, answer, ask, first_output, fp32, model, un
 from tengserve_backend.errors import OverloadedError, RequestAbortedError, ShuttingDownError
 from tengserve_backend.inference import InferResponse
 from tengserve_backend.inference.unary import infer_once
-from tengserve_backend.python_backend import plain_queue, relay
+from tengserve_backend.python_backend import gathering, plain_queue, relay
 from tengserve_backend.python_backend.counters import Counters
 from tengserve_backend.python_backend.plain_queue import PlainQueue
 from tengserve_backend.python_backend.relay import Relay
@@ -60,22 +60,30 @@ def in_thread(*tickets: Ticket) -> None:
     threading.Thread(target=lambda: [respond(one) for one in tickets], daemon=True).start()
 
 
+def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No request waits for others, however close behind others it comes."""
+    monkeypatch.setattr(relay, "SOON_S", -NEVER_S)
+
+
 def together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Requests are gathered, however slow this machine is just now."""
-    monkeypatch.setattr(relay, "GATHER_S", NEVER_S)
+    """The next request waits for others, however slow this machine is just now."""
+    monkeypatch.setattr(relay, "SOON_S", NEVER_S)
 
 
 async def test_an_answer_that_comes_at_once_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relay, "PATIENCE_S", NEVER_S)
-    monkeypatch.setattr(relay, "GATHER_S", 0.0)
     for _ in range(3):
         one = ticket()
         assert relay_to(lambda count, one=one: in_thread(one)).hand_over(one) is None
         assert one.answered
 
 
-async def test_requests_of_one_turn_are_handed_over_together(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("most", [4, 8])
+async def test_requests_wait_for_each_other(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
     monkeypatch.setattr(relay, "PATIENCE_S", NEVER_S)
+    monkeypatch.setattr(gathering, "MOST", most)
+    # As many as there can be are handed over at once, fewer after a while.
+    monkeypatch.setattr(relay, "GATHER_S", NEVER_S if most == 4 else 0.001)
     first, *others = (ticket() for _ in range(5))
     woken: list[int] = []
 
@@ -87,17 +95,45 @@ async def test_requests_of_one_turn_are_handed_over_together(monkeypatch: pytest
     assert one.hand_over(first) is None
     together(monkeypatch)
     turns = [one.hand_over(each) for each in others]
-    assert woken == [1]
-    assert not others[0].answered
+    assert woken == ([1, 4] if most == 4 else [1])
+    assert [turn is None for turn in turns] == [False, False, False, most == 4]
     for turn in turns:
-        assert turn is not None
-        await turn
+        if turn is not None:
+            await turn
     assert woken == [1, 4]
     assert all(each.answered for each in others)
 
 
+async def test_requests_for_a_slow_model_do_not_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay, "PATIENCE_S", 0.001)
+    woken: list[int] = []
+    one = relay_to(woken.append)
+    assert one.hand_over(ticket()) is None
+    together(monkeypatch)
+    assert [one.hand_over(ticket()) for _ in range(10)] == [None] * 10
+    assert woken == [1] * 11
+
+
+async def test_a_group_that_takes_too_long_does_not_make_its_model_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    answered = [ticket()]
+    one = relay_to(lambda count: in_thread(*answered))
+    monkeypatch.setattr(relay, "PATIENCE_S", NEVER_S)
+    one.hand_over(answered[0])
+    together(monkeypatch)
+    monkeypatch.setattr(relay, "PATIENCE_S", 0.001)
+    answered = []
+    turns = [one.hand_over(ticket()) for _ in range(gathering.MOST)]
+    assert all(turn is not None and turn.done() for turn in turns[:-1])
+    assert turns[-1] is None
+    # Fewer are waited for, and the loop waits for their answers as before.
+    monkeypatch.setattr(relay, "PATIENCE_S", NEVER_S)
+    answered = [ticket() for _ in range(gathering.MOST // 2)]
+    assert [one.hand_over(each) is None for each in answered] == [False] * (len(answered) - 1) + [True]
+    assert all(each.answered for each in answered)
+
+
 async def test_a_slow_model_is_not_waited_for_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relay, "GATHER_S", 0.0)
+    one_by_one(monkeypatch)
     waits: list[float] = []
     monkeypatch.setattr(relay, "PATIENCE_S", 0.001)
     one = relay_to(lambda count: None)
