@@ -214,6 +214,9 @@ class Instance:
             self._running = batch
             self._execute(batch)
             self._running = []
+            for ticket in batch:
+                if ticket.holds_back:
+                    ticket.tell()
         self._wait_for_overlapping(0)
         if self._abandoned or not callable(getattr(self._model, "finalize", None)):
             return
@@ -316,6 +319,8 @@ class Instance:
                 continue
             if not sender.close():
                 raise _ApiError("Unable to send response. Response sender has been closed.")
+            # Were the event loop woken here, it would find the interpreter's lock taken and sleep once more.
+            ticket.holds_back = True
             response.answer(ticket, setup.model, setup.version, final=True)
 
     def _fail(self, tickets: list[Ticket], senders: list[InferenceResponseSender], error: BaseException) -> None:

@@ -121,6 +121,8 @@ class Ticket:
         self._unread_bytes = 0
         self._waiter: asyncio.Future[None] | None = None
         self.relay: Relay | None = None
+        # Whoever answers will `tell` when it needs the interpreter's lock no more.
+        self.holds_back = False
         self._cancelled = False
         self._asked_to_end = False
         self._ended = False
@@ -265,13 +267,18 @@ class Ticket:
             if _takes_room(item):
                 self._unread_bytes += _size(item)
             waiter, self._waiter = self._waiter, None
-        if self.relay is not None:
-            self.relay.answered(self)
+        if not self.holds_back:
+            self.tell()
         if waiter is not None:
             try:
                 self.loop.call_soon_threadsafe(_wake, waiter)
             except RuntimeError:
                 return  # The caller's loop is closed: nobody is left to read.
+
+    def tell(self) -> None:
+        """Let an event loop that stands still until the request is answered go on."""
+        if self.relay is not None:
+            self.relay.answered(self)
 
     def _count_response(self, end: ResponseEnd, sent: int) -> None:
         # A request that the model never had has no responses.

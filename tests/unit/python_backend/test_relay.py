@@ -172,6 +172,22 @@ async def test_what_was_answered_before_is_not_waited_for(monkeypatch: pytest.Mo
     assert relay_to(lambda count: None).hand_over(one) is None
 
 
+async def test_the_loop_goes_on_once_the_model_has_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with model(tmp_path, ECHO) as m:
+        monkeypatch.setattr(relay, "PATIENCE_S", NEVER_S)
+        answered: list[bool] = []
+        wait = Relay._answered_at_once
+
+        def watched(one: Relay) -> bool:
+            answered.append(wait(one))
+            return answered[-1]
+
+        monkeypatch.setattr(Relay, "_answered_at_once", watched)
+        for _ in range(3):
+            assert await first_output(m) == [1, 2]
+        assert answered == [True] * 3
+
+
 async def test_many_requests_get_their_own_answers(tmp_path: Path) -> None:
     with model(tmp_path, ECHO, IO + "instance_group [{ count: 3 kind: KIND_CPU }]") as m:
 
