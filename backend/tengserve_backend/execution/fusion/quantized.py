@@ -137,7 +137,7 @@ def _each(factors: torch.Tensor, size: int) -> torch.Tensor:
 
 
 def _as_multiplied(numbers: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Rounded as the operator does: to the nearest bfloat16, of two the greater magnitude."""
+    """Rounded as the operator does, but for a rounding to float16 before: to bfloat16, of two the greater magnitude."""
     if dtype != torch.bfloat16:
         return numbers
     return ((numbers.view(torch.int32) + 0x8000) & ~0xFFFF).view(torch.float32)

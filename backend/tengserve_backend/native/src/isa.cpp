@@ -1,5 +1,7 @@
 #include "isa.h"
 
+#include "float16.h"
+
 #include <c10/util/Exception.h>
 
 #include <cstdlib>
@@ -34,6 +36,9 @@ bool has_amx() {
 #ifdef __linux__
   // A process asks the system for the tiles' registers once, for all its threads; older systems know no such call.
   constexpr long kRequest = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM
+#if TENGSERVE_FLOAT16
+  if (!__builtin_cpu_supports("avx512fp16")) return false;
+#endif
   return has_avx512_bf16() && __builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("amx-bf16") &&
          syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
 #else

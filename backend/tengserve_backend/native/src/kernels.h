@@ -75,19 +75,20 @@ enum class WeightKind : uint8_t {
   kInt4,   // an Int4Group for each 32 inputs: a number is scale * integer + minimum
 };
 
-// Groups hold sixteen columns of one input side by side: input 2 * s + p of columns 16 * h + i is at [s][h][p][i].
-// So a register full of them has one column a lane, and an even and an odd input make the pairs of bfloat16. A number
-// is rounded to bfloat16 where that is what is multiplied: to the nearest, of two the greater magnitude.
+// Groups hold sixteen columns of an even and an odd input side by side: input 2 * s + p of column 16 * h + i is at
+// [s][h][i][p]. So a register full of them has one column a lane, in which they make the pairs of bfloat16. A number is
+// rounded to bfloat16 where that is what is multiplied: to the nearest, of two the greater magnitude. An instruction set
+// may round it to float16 before, which has three bits more.
 constexpr int64_t kGroupInputs = 32;
 
 struct Int8Group {
   Bf16 scales[32];
-  int8_t integers[16][2][2][16];  // [s][h][p][i]
+  int8_t integers[16][2][16][2];  // [s][h][i][p]
 };
 
 struct Int4Group {
   uint32_t columns[32];         // scale in the lower half, minimum in the upper, both bfloat16
-  uint32_t codes[2][2][2][16];  // [h][p][s / 8][i]; the (s % 8)-th 4 bits
+  uint16_t codes[2][4][16][2];  // [h][s / 4][i][p]; the (s % 4)-th 4 bits
 };
 static_assert(sizeof(Int8Group) == 1088 && sizeof(Int4Group) == 640, "groups are whole cache lines");
 

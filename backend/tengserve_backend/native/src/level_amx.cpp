@@ -1,4 +1,11 @@
 #ifdef __x86_64__
+#include "float16.h"
+
+#if TENGSERVE_FLOAT16
+// Not an option of the command, which older compilers refuse.
+#pragma GCC target("avx512fp16")
+#endif
+
 #include "vec_avx512.h"
 
 #include "level.h"

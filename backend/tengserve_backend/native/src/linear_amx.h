@@ -4,6 +4,7 @@
 
 #include "amx.h"
 #include "linear_kernel.h"
+#include "linear_unpack_amx.h"
 
 namespace tengserve {
 namespace {
@@ -90,19 +91,25 @@ inline void store_tiles(float* sums) {
   written_for_tiles();
 }
 
+template <WeightKind kKind>
+inline Vec load_sums(const float* sums) {
+  return kKind == WeightKind::kFloat ? load(sums) : load(sums) * broadcast(kIntegerScale);
+}
+
+template <WeightKind kKind>
 inline void store_rows(const LinearTask<Bf16>& task, const Panel<Bf16>& panel, int64_t row0, int rows,
                        const float* sums) {
   if (panel.columns == kPanelColumns && !task.bias) {
     Bf16* to = task.out + row0 * task.out_stride + panel.column;
     for (int r = 0; r < rows; ++r, sums += kPanelColumns, to += task.out_stride) {
-      const __m512bh both = _mm512_cvtne2ps_pbh(_mm512_load_ps(sums + kLanes), _mm512_load_ps(sums));
+      const __m512bh both = _mm512_cvtne2ps_pbh(load_sums<kKind>(sums + kLanes).v, load_sums<kKind>(sums).v);
       _mm512_storeu_si512(to, reinterpret_cast<__m512i>(both));
     }
     return;
   }
   for (int r = 0; r < rows; ++r) {
     for (int64_t c = 0; c < panel.columns; c += kLanes) {
-      store_sums(task, panel, row0 + r, c, load(sums + r * kPanelColumns + c));
+      store_sums(task, panel, row0 + r, c, load_sums<kKind>(sums + r * kPanelColumns + c));
     }
   }
 }
@@ -148,7 +155,7 @@ inline void linear_few_rows(const LinearTask<Bf16>& task) {
         const int64_t next = step + kLead;
         if (next < steps) {
           fetch<false>(ahead, next);
-          unpack_group<kKind>(groups + next * kBytes, ring + next % kRing * kGroupNumbers);
+          unpack_scaled<kKind>(groups + next * kBytes, ring + next % kRing * kGroupNumbers);
           written_for_tiles();
         }
         if (step < 0) continue;
@@ -157,7 +164,7 @@ inline void linear_few_rows(const LinearTask<Bf16>& task) {
       }
       store_tiles<kTiles>(sums);
     }
-    store_rows(task, panel, 0, static_cast<int>(task.rows), sums);
+    store_rows<kKind>(task, panel, 0, static_cast<int>(task.rows), sums);
   }
 }
 
@@ -173,7 +180,10 @@ inline void linear_many_rows(const LinearTask<Bf16>& task) {
     Panel<Bf16> panel = panel_of(task, index);
     const char* next = reinterpret_cast<const char*>(panel.weights) + weight.panel_bytes;
     if constexpr (kKind != WeightKind::kFloat) {
-      unpack_panel<kKind, false>(task, index);
+      const char* from = reinterpret_cast<const char*>(panel.weights);
+      for (int64_t k = 0; k < weight.in; k += kGroupInputs, from += kBytes) {
+        unpack_scaled<kKind>(from, task.scratch + k * kPanelColumns);
+      }
       written_for_tiles();
       panel.weights = task.scratch;
     }
@@ -190,7 +200,7 @@ inline void linear_many_rows(const LinearTask<Bf16>& task) {
       } else {
         multiply_rows<1, true>(task, panel.weights, row0, ahead, sums);
       }
-      store_rows(task, panel, row0, rows, sums);
+      store_rows<kKind>(task, panel, row0, rows, sums);
     }
   }
 }

@@ -123,13 +123,13 @@ void linear_rows(const LinearTask<T>& task, const Panel<T>& panel, int64_t row0,
   }
 }
 
-// All of a panel's numbers into the task's scratch; kFetch: while the next panel comes nearer.
-template <WeightKind kKind, bool kFetch, typename T>
+// All of a panel's numbers into the task's scratch, while the next panel comes nearer.
+template <WeightKind kKind, typename T>
 inline void unpack_panel(const LinearTask<T>& task, int64_t panel) {
   const PackedWeight& weight = *task.weight;
   constexpr int64_t kBytes = group_bytes<T>(kKind);
   const char* from = weight.panels + panel * weight.panel_bytes;
-  const bool fetch = kFetch && panel + 1 < task.end_panel;
+  const bool fetch = panel + 1 < task.end_panel;
   T* to = task.scratch;
   for (int64_t k = 0; k < weight.in; k += kGroupInputs, from += kBytes, to += kGroupNumbers) {
     for (int64_t line = 0; fetch && line < kBytes; line += 64) __builtin_prefetch(from + weight.panel_bytes + line);
@@ -141,8 +141,8 @@ template <typename T>
 void linear(const LinearTask<T>& task) {
   for (int64_t index = task.panel; index < task.end_panel; ++index) {
     Panel<T> panel = panel_of(task, index);
-    if (task.weight->kind == WeightKind::kInt8) unpack_panel<WeightKind::kInt8, true>(task, index);
-    if (task.weight->kind == WeightKind::kInt4) unpack_panel<WeightKind::kInt4, true>(task, index);
+    if (task.weight->kind == WeightKind::kInt8) unpack_panel<WeightKind::kInt8>(task, index);
+    if (task.weight->kind == WeightKind::kInt4) unpack_panel<WeightKind::kInt4>(task, index);
     if (task.weight->kind != WeightKind::kFloat) panel.weights = task.scratch;
     // Tiles of nearly equal rows: a last one of a single row would cost nearly what a full one does.
     const int64_t tiles = (task.rows + kLinearRows - 1) / kLinearRows;

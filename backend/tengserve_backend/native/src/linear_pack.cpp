@@ -118,7 +118,7 @@ at::Tensor pack_linear_int8(const at::Tensor& integers, const at::Tensor& scales
     Int8Group* own = all + panel * groups;
     for (int64_t c = 0; c < columns; ++c) {
       for (int64_t k = 0; k < in; ++k) {
-        own[k / kGroupInputs].integers[k % kGroupInputs / 2][c / 16][k % 2][c % 16] = from[(column + c) * in + k];
+        own[k / kGroupInputs].integers[k % kGroupInputs / 2][c / 16][c % 16][k % 2] = from[(column + c) * in + k];
       }
       for (int64_t g = 0; g < groups; ++g) own[g].scales[c] = scale[(column + c) * groups + g];
     }
@@ -142,8 +142,8 @@ at::Tensor pack_linear_int4(const at::Tensor& integers, const at::Tensor& scales
     for (int64_t c = 0; c < columns; ++c) {
       for (int64_t k = 0; k < in; ++k) {
         const int64_t s = k % kGroupInputs / 2;
-        const uint32_t code = from[(column + c) * in + k] & 15u;
-        own[k / kGroupInputs].codes[c / 16][k % 2][s / 8][c % 16] |= code << s % 8 * 4;
+        uint16_t& codes = own[k / kGroupInputs].codes[c / 16][s / 4][c % 16][k % 2];
+        codes = static_cast<uint16_t>(codes | (from[(column + c) * in + k] & 15) << s % 4 * 4);
       }
       for (int64_t g = 0; g < groups; ++g) {
         const int64_t index = (column + c) * groups + g;

@@ -1,5 +1,5 @@
-// Integers of a packed weight as the numbers that are multiplied, in the order that kFloat has, see WeightKind. Every
-// instruction set gives the same bits: scale * integer is exact, and one or two roundings follow.
+// Integers of a packed weight as the numbers that are multiplied, in the order that kFloat has, see WeightKind. scale *
+// integer is exact in float32, and one or two roundings follow: the same bits from every instruction set.
 #pragma once
 
 #include "kernels.h"
@@ -36,36 +36,33 @@ inline T* pair_at(T* numbers, int s, int h) {
   return numbers + s * 2 * kPanelColumns + h * (sizeof(T) == sizeof(float) ? kLanes : 2 * kLanes);
 }
 
-inline __m512 to_numbers(const int8_t (&integers)[16]) {
-  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(integers));
-  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
-}
-
 template <typename T>
 inline void unpack(const Int8Group& group, T* to) {
   const __m512 scales[] = {load(group.scales).v, load(group.scales + kLanes).v};
   for (int s = 0; s < 16; ++s) {
     for (int h = 0; h < 2; ++h) {
-      const auto& pair = group.integers[s][h];
-      store_pair(pair_at(to, s, h), _mm512_mul_ps(to_numbers(pair[0]), scales[h]),
-                 _mm512_mul_ps(to_numbers(pair[1]), scales[h]));
+      const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(group.integers[s][h]));
+      const __m512i pairs = _mm512_cvtepi8_epi16(bytes);
+      const __m512i even = _mm512_srai_epi32(_mm512_slli_epi32(pairs, 16), 16), odd = _mm512_srai_epi32(pairs, 16);
+      store_pair(pair_at(to, s, h), _mm512_mul_ps(_mm512_cvtepi32_ps(even), scales[h]),
+                 _mm512_mul_ps(_mm512_cvtepi32_ps(odd), scales[h]));
     }
   }
 }
 
 template <typename T>
 inline void unpack(const Int4Group& group, T* to) {
-  // The permutation looks at the lowest four bits of each word alone.
+  // The permutation looks at the lowest four bits of each lane alone.
   const __m512 numbers = _mm512_set_ps(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
   for (int h = 0; h < 2; ++h) {
     const __m512i columns = _mm512_loadu_si512(group.columns + h * kLanes);
     const __m512 scale = _mm512_castsi512_ps(_mm512_slli_epi32(columns, 16));
     const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
     const __m512 minimum = _mm512_castsi512_ps(_mm512_and_si512(columns, upper));
-    for (int eight = 0; eight < 2; ++eight) {
-      __m512i even = _mm512_loadu_si512(group.codes[h][0][eight]), odd = _mm512_loadu_si512(group.codes[h][1][eight]);
-      for (int s = 0; s < 8; ++s) {
-        store_pair(pair_at(to, 8 * eight + s, h),
+    for (int four = 0; four < 4; ++four) {
+      __m512i even = _mm512_loadu_si512(group.codes[h][four]), odd = _mm512_srli_epi32(even, 16);
+      for (int s = 0; s < 4; ++s) {
+        store_pair(pair_at(to, 4 * four + s, h),
                    _mm512_fmadd_ps(_mm512_permutexvar_ps(even, numbers), scale, minimum),
                    _mm512_fmadd_ps(_mm512_permutexvar_ps(odd, numbers), scale, minimum));
         even = _mm512_srli_epi32(even, 4);
@@ -95,9 +92,9 @@ inline void unpack(const Int8Group& group, T* to) {
     float scale[16];
     for (int i = 0; i < 16; ++i) scale[i] = to_float(group.scales[16 * h + i]);
     for (int s = 0; s < 16; ++s) {
-      const auto& pair = group.integers[s][h];
-      const auto number = [&](int i, int8_t integer) { return scale[i] * static_cast<float>(integer); };
-      for (int i = 0; i < 16; ++i) store_pair(to, s, 16 * h + i, number(i, pair[0][i]), number(i, pair[1][i]));
+      const auto& pairs = group.integers[s][h];
+      const auto number = [&](int i, int p) { return scale[i] * static_cast<float>(pairs[i][p]); };
+      for (int i = 0; i < 16; ++i) store_pair(to, s, 16 * h + i, number(i, 0), number(i, 1));
     }
   }
 }
@@ -112,11 +109,11 @@ inline void unpack(const Int4Group& group, T* to) {
       minimum[i] = to_float(Bf16{static_cast<uint16_t>(word >> 16)});
     }
     for (int s = 0; s < 16; ++s) {
-      const auto &even = group.codes[h][0][s / 8], &odd = group.codes[h][1][s / 8];
-      const auto number = [&](int i, uint32_t word) {
-        return scale[i] * static_cast<float>(static_cast<int32_t>(word >> s % 8 * 4 & 15)) + minimum[i];
+      const auto& pairs = group.codes[h][s / 4];
+      const auto number = [&](int i, int p) {
+        return scale[i] * static_cast<float>(pairs[i][p] >> s % 4 * 4 & 15) + minimum[i];
       };
-      for (int i = 0; i < 16; ++i) store_pair(to, s, 16 * h + i, number(i, even[i]), number(i, odd[i]));
+      for (int i = 0; i < 16; ++i) store_pair(to, s, 16 * h + i, number(i, 0), number(i, 1));
     }
   }
 }
