@@ -52,6 +52,10 @@ class DeviceBackend(Protocol):
         """
         ...
 
+    def greedy(self, logits: torch.Tensor) -> torch.Tensor:
+        """The fastest Greedy (execution/sampling/greedy.py) that there is here now."""
+        ...
+
     def default_step_tokens(self) -> StepTokens:
         """Tokens of a step when the operator set nothing: what keeps the gap between two tokens short."""
         ...

@@ -22,8 +22,9 @@ from tengserve_backend.execution.attention.tier import AttentionNeeds, Attention
 from tengserve_backend.execution.fusion.onednn import onednn_operators
 from tengserve_backend.execution.fusion.operators import FusedOperators
 from tengserve_backend.execution.fusion.quantized import Quantization
+from tengserve_backend.execution.sampling.greedy import greedy_by_chunks
 from tengserve_backend.native.load import CpuLibrary
-from tengserve_backend.native.operators import DTYPES, fused_operators
+from tengserve_backend.native.operators import DTYPES, first_maxima, fused_operators
 from tengserve_backend.scheduling.budget import StepTokens
 
 _log = logging.getLogger(__name__)
@@ -61,6 +62,7 @@ class CpuDevice:
     ) -> None:
         self._threads = threads
         self._quantization = quantization
+        self._kernels = kernels
         self._library = kernels.result() if kernels is not None and kernels.done() else None
         self._expected = kernels is not None and (self._library is not None or not kernels.done())
         # Whether our operators are there, or cannot be had.
@@ -99,6 +101,13 @@ class CpuDevice:
         The cache never shrinks, so whatever is more would only be taken from the machine for good.
         """
         return max(_CACHE_TOKENS, 2 * longest)
+
+    def greedy(self, logits: torch.Tensor) -> torch.Tensor:
+        """See DeviceBackend. Operators that were built meanwhile count."""
+        kernels = self._kernels
+        if logits.dtype in DTYPES and kernels is not None and kernels.done() and kernels.result() is not None:
+            return first_maxima(logits)
+        return greedy_by_chunks(logits)
 
     def default_step_tokens(self) -> StepTokens:
         """See DeviceBackend; docs/performance.md has the curve that these come from."""

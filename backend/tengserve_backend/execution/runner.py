@@ -122,6 +122,7 @@ class Runner:
             self._forward.logit_width,
             snapshot,
             self._device.upload,
+            self._device.greedy,
             on_cpu=self._device.torch_device.type == "cpu",
         )
         computation = self._forward.prepare(step, snapshot)

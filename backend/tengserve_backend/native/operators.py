@@ -38,6 +38,19 @@ def packed_rows(packed: torch.Tensor, ids: torch.Tensor, in_features: int) -> to
     return rows.reshape(*ids.shape, -1)[..., :in_features]
 
 
+def first_maxima(x: torch.Tensor) -> torch.Tensor:
+    """Where each row's first largest number is.
+
+    Args:
+        x: [R, size], of DTYPES.
+
+    Returns:
+        int64 [R]; -1 for a row whose largest is not finite, or that has a NaN.
+    """
+    found: torch.Tensor = torch.ops.tengserve_cpu.first_maxima.default(x)
+    return found
+
+
 _HEAD = {Quantization.INT4: Quantization.INT8}
 """In 4 bits the layer that gives the logits costs more quality than all others together; docs/cpu.md has figures."""
 

@@ -20,6 +20,7 @@ from tengserve_backend.devices.npu.versions import installed_versions
 from tengserve_backend.errors import ConfigurationError
 from tengserve_backend.execution.attention.portable import PortableAttention
 from tengserve_backend.execution.attention.tier import AttentionNeeds, AttentionTier
+from tengserve_backend.execution.sampling.greedy import greedy
 from tengserve_backend.scheduling.budget import StepTokens
 
 _log = logging.getLogger(__name__)
@@ -89,6 +90,10 @@ class NpuDevice:
     def default_cache_tokens(self, longest: int) -> int | None:
         """As many as there is memory for: it is of no use to anybody else."""
         return None
+
+    def greedy(self, logits: torch.Tensor) -> torch.Tensor:
+        """See DeviceBackend."""
+        return greedy(logits)
 
     def default_step_tokens(self) -> StepTokens:
         """See DeviceBackend. As on CUDA; nobody has measured it on a card."""

@@ -11,7 +11,6 @@ reached beyond the largest logits that were looked at, the row is done again wit
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -20,13 +19,13 @@ import torch
 from tengserve_backend.execution.sampling.adjust import Adjustments
 from tengserve_backend.execution.sampling.draw import CHUNK, draw
 from tengserve_backend.execution.sampling.filters import Filters, filters_of, lowest_kept, wider
+from tengserve_backend.execution.sampling.greedy import UNUSABLE, Greedy, greedy
 from tengserve_backend.execution.sampling.row import Columns, SamplingRow, add_columns, columns
 from tengserve_backend.execution.snapshot import Piece, Snapshot, Upload, Uploaded
 
-_UNUSABLE, _BEYOND_HEAD = -1, -2
+_BEYOND_HEAD = -2
 # On a CPU, so many logits at once stay in the cache through all that is done with them.
 _CPU_BLOCK = 2**20
-_MAXIMA_CHUNK = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,16 +53,25 @@ class Sampler:
         vocabulary: logits of a row.
         snapshot: that the logits' step sends up.
         upload: to the logits' device, for rows that have to be done again.
-        on_cpu: whether that is the CPU.
+        greedy: how rows that are not drawn choose.
+        on_cpu: whether the logits are on the CPU.
     """
 
     def __init__(
-        self, rows: Sequence[SamplingRow], vocabulary: int, snapshot: Snapshot, upload: Upload, *, on_cpu: bool
+        self,
+        rows: Sequence[SamplingRow],
+        vocabulary: int,
+        snapshot: Snapshot,
+        upload: Upload,
+        greedy: Greedy,
+        *,
+        on_cpu: bool,
     ) -> None:
         self._rows = rows
         self._vocabulary = vocabulary
         self._width = _padded(vocabulary)
         self._upload = upload
+        self._greedy = greedy
         self._on_cpu = on_cpu
         self._paths = {index: _path(row, self._width) for index, row in enumerate(rows)}
         self._groups = self._prepare(self._paths, snapshot)
@@ -85,7 +93,7 @@ class Sampler:
             snapshot = Snapshot()
             groups = self._prepare(paths, snapshot)
             tokens |= _read(groups, logits, snapshot.upload(self._upload))
-        return [None if tokens[index] == _UNUSABLE else tokens[index] for index in range(len(self._rows))]
+        return [None if tokens[index] == UNUSABLE else tokens[index] for index in range(len(self._rows))]
 
     def _prepare(self, paths: Mapping[int, _Path], snapshot: Snapshot) -> list[_Group]:
         members: dict[_Path, list[int]] = {}
@@ -98,7 +106,7 @@ class Sampler:
                 block = indices[first : first + at_once]
                 all_rows = len(block) == len(self._rows)
                 rows = [self._rows[index] for index in block]
-                groups.append(_Group(block, rows, self._width, path, snapshot, all_rows=all_rows, on_cpu=self._on_cpu))
+                groups.append(_Group(block, rows, self._width, path, snapshot, self._greedy, all_rows=all_rows))
         return groups
 
     def _rows_at_once(self, path: _Path, count: int) -> int:
@@ -117,8 +125,8 @@ class _Group:
         width: of their logits, padded.
         path: what is done.
         snapshot: of the step.
+        greedy: how to choose without drawing.
         all_rows: whether these are all rows of the logits.
-        on_cpu: where the logits are.
     """
 
     def __init__(
@@ -128,12 +136,12 @@ class _Group:
         width: int,
         path: _Path,
         snapshot: Snapshot,
+        greedy: Greedy,
         *,
         all_rows: bool,
-        on_cpu: bool,
     ) -> None:
         self.indices = indices
-        self._on_cpu = on_cpu
+        self._greedy = greedy
         self._width = width
         self._filters = path.filters
         self._selected: Piece | None = None if all_rows else snapshot.add_integers(indices)
@@ -147,13 +155,11 @@ class _Group:
         if self._filters is None or self._columns is None:
             if self._adjustments is not None:
                 logits = self.scores(logits, uploaded)
-            maxima, tokens = _first_maxima(logits) if self._on_cpu else logits.max(dim=-1)
-        else:
-            parameters = columns(self._columns, uploaded)
-            weights, column, found = _weights(self.scores(logits, uploaded), parameters, self._filters)
-            tokens = torch.where(found.squeeze(1), draw(weights, parameters.uniforms), _BEYOND_HEAD)
-            maxima = column.squeeze(1)
-        return torch.where(torch.isfinite(maxima), tokens, _UNUSABLE)
+            return self._greedy(logits)
+        parameters = columns(self._columns, uploaded)
+        weights, maxima, found = _weights(self.scores(logits, uploaded), parameters, self._filters)
+        tokens = torch.where(found.squeeze(1), draw(weights, parameters.uniforms), _BEYOND_HEAD)
+        return torch.where(torch.isfinite(maxima.squeeze(1)), tokens, UNUSABLE)
 
     def scores(self, logits: torch.Tensor, uploaded: Uploaded) -> torch.Tensor:
         """Logits [rows, vocabulary] in float32, padded with -inf to whole chunks, adjusted."""
@@ -169,7 +175,7 @@ class _Group:
 def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[int | None]:
     """Choose tokens with a snapshot of their own. Arguments and result as in Sampler.choose."""
     snapshot, upload = Snapshot(), _upload_to(logits.device)
-    sampler = Sampler(rows, logits.shape[1], snapshot, upload, on_cpu=logits.device.type == "cpu")
+    sampler = Sampler(rows, logits.shape[1], snapshot, upload, greedy, on_cpu=logits.device.type == "cpu")
     return sampler.choose(logits, snapshot.upload(upload))
 
 
@@ -183,7 +189,7 @@ def distribution(logits: torch.Tensor, row: SamplingRow) -> torch.Tensor:
     width = _padded(logits.shape[0])
     filters = filters_of(row.sampling, width)
     snapshot = Snapshot()
-    group = _Group([0], [row], width, _Path(row.adjusts, filters), snapshot, all_rows=True, on_cpu=False)
+    group = _Group([0], [row], width, _Path(row.adjusts, filters), snapshot, greedy, all_rows=True)
     piece = add_columns([row], snapshot)
     uploaded = snapshot.upload(_upload_to(logits.device))
     scores = group.scores(logits.unsqueeze(0), uploaded)
@@ -208,25 +214,6 @@ def _read(groups: Sequence[_Group], logits: torch.Tensor, uploaded: Uploaded) ->
     order = [index for group in groups for index in group.indices]
     chosen = torch.cat([group.choose(logits, uploaded) for group in groups]).tolist()
     return dict(zip(order, chosen, strict=True))
-
-
-def _first_maxima(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """What `logits.max(dim=-1)` gives, the first of equal maxima, and NaN for a row that has one.
-
-    torch's kernel that tells where the maximum is takes several times as long as the one that does not. So the latter
-    finds the chunks' maxima, and the other one looks at these and at one chunk a row.
-    """
-    width = logits.shape[-1]
-    chunk = math.gcd(width, _MAXIMA_CHUNK)
-    if chunk < _MAXIMA_CHUNK // 16:
-        # max, not argmax: it gives the value as well, and is the faster kernel.
-        maxima, tokens = logits.max(dim=-1)
-        return maxima, tokens
-    chunks = logits.view(len(logits), -1, chunk)
-    first = chunks.amax(dim=-1).max(dim=-1).indices
-    rows = torch.arange(len(logits))
-    maxima, places = chunks[rows, first].max(dim=-1)
-    return maxima, first * chunk + places
 
 
 def _weights(

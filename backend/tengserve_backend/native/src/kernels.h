@@ -124,6 +124,8 @@ struct RowKernels {
   void (*rotary)(const T* x, const T* cos, const T* sin, int64_t size, T* out);
   // a + b
   void (*add)(const T* a, const T* b, int64_t size, T* out);
+  // Where the first of the largest is; -1 where that is not finite, or one is a NaN.
+  int64_t (*first_maximum)(const T* x, int64_t size);
 };
 
 template <typename T>

@@ -18,7 +18,7 @@ static_assert(kLanes == kBlockSize, "a block of keys is a Vec");
 template <typename T>
 constexpr Kernels<T> make_kernels() {
   constexpr AttentionKernels<T> kAttention = {kTileRows, pack_query, attend<T>, fold, finish<T>};
-  return {kAttention, kAttention, linear<T>, {rms_norm<T>, silu_mul<T>, rotary<T>, add<T>}};
+  return {kAttention, kAttention, linear<T>, {rms_norm<T>, silu_mul<T>, rotary<T>, add<T>, first_maximum<T>}};
 }
 
 constexpr Level make_level(const char* name) {

@@ -56,4 +56,7 @@ at::Tensor silu_mul(const at::Tensor& gate_up);
 std::tuple<at::Tensor, at::Tensor> rotary(const at::Tensor& query, const at::Tensor& key, const at::Tensor& cos,
                                           const at::Tensor& sin);
 
+// [R, size] -> int64 [R]: where the first of a row's largest is; -1 where that is not finite, or one is a NaN.
+at::Tensor first_maxima(const at::Tensor& x);
+
 }  // namespace tengserve

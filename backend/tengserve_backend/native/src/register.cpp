@@ -23,6 +23,7 @@ TORCH_LIBRARY(tengserve_cpu, m) {
   m.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor");
   m.def("silu_mul(Tensor gate_up) -> Tensor");
   m.def("rotary(Tensor query, Tensor key, Tensor cos, Tensor sin) -> (Tensor, Tensor)");
+  m.def("first_maxima(Tensor x) -> Tensor");
   m.class_<tengserve::Decoder>("Decoder")
       .def(torch::init<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t>())
       .def("add_layer", &tengserve::Decoder::add_layer)
@@ -43,4 +44,5 @@ TORCH_LIBRARY_IMPL(tengserve_cpu, CPU, m) {
   m.impl("rms_norm", tengserve::rms_norm);
   m.impl("silu_mul", tengserve::silu_mul);
   m.impl("rotary", tengserve::rotary);
+  m.impl("first_maxima", tengserve::first_maxima);
 }

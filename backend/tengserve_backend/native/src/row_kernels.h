@@ -72,5 +72,32 @@ void add(const T* a, const T* b, int64_t size, T* out) {
   });
 }
 
+template <typename T>
+int64_t first_maximum(const T* x, int64_t size) {
+  // The chunk that has it is looked through once more, so that no lane has to keep where its own is.
+  constexpr int64_t kChunk = 1024;
+  const float infinity = __builtin_inff();
+  const Vec lowest = broadcast(-infinity), one = broadcast(1.0f);
+  Vec usable = one;
+  float best = -infinity;
+  int64_t place = -1;
+  for (int64_t chunk = 0; chunk < size; chunk += kChunk) {
+    Vec largest = lowest;
+    each_vec(size - chunk < kChunk ? size - chunk : kChunk, [&](int64_t c, int lanes) {
+      const Vec a = load_lanes(x + chunk + c, lanes);
+      largest = max(lanes == kLanes ? a : within(a, 0, lanes, lowest), largest);
+      usable = min(usable, where_less(a, broadcast(infinity), one, zeros()));
+    });
+    const float found = largest_lane(largest);
+    if (found > best) {
+      best = found;
+      place = chunk;
+    }
+  }
+  if (place < 0 || largest_lane(one - usable) > 0) return -1;
+  while (to_float(x[place]) != best) ++place;
+  return place;
+}
+
 }  // namespace
 }  // namespace tengserve

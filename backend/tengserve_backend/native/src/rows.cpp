@@ -117,4 +117,19 @@ std::tuple<at::Tensor, at::Tensor> rotary(const at::Tensor& query, const at::Ten
   return {rotated(query), rotated(key)};
 }
 
+at::Tensor first_maxima(const at::Tensor& x) {
+  check_float(x, "x", 2);
+  const at::Tensor source = x.contiguous();
+  at::Tensor out = at::empty({x.size(0)}, x.options().dtype(at::kLong));
+  const int64_t size = x.size(1);
+  with_dtype(x, [&](auto t) {
+    using T = decltype(t);
+    const T* from = memory<const T>(source);
+    int64_t* to = out.data_ptr<int64_t>();
+    const auto kernel = level().kernels<T>().row.first_maximum;
+    each_row(x.size(0), size, [&](int64_t row) { to[row] = kernel(from + row * size, size); });
+  });
+  return out;
+}
+
 }  // namespace tengserve
