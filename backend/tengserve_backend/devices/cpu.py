@@ -62,12 +62,17 @@ class CpuDevice:
     ) -> None:
         self._threads = threads
         self._quantization = quantization
-        self._kernels = kernels
+        self._finds_maxima = False
+        if kernels is not None:
+            kernels.add_done_callback(self._built)
         self._library = kernels.result() if kernels is not None and kernels.done() else None
         self._expected = kernels is not None and (self._library is not None or not kernels.done())
         # Whether our operators are there, or cannot be had.
         self._settled = kernels is not None and kernels.done()
         self._upgrade = None if kernels is None or kernels.done() else _upgraded(kernels, threads)
+
+    def _built(self, kernels: Future[CpuLibrary | None]) -> None:
+        self._finds_maxima = kernels.exception() is None and kernels.result() is not None
 
     def upgrade(self) -> Future[DeviceBackend] | None:
         """See DeviceBackend. It comes when the operators have been built, or cannot be."""
@@ -104,8 +109,7 @@ class CpuDevice:
 
     def greedy(self, logits: torch.Tensor) -> torch.Tensor:
         """See DeviceBackend. Operators that were built meanwhile count."""
-        kernels = self._kernels
-        if logits.dtype in DTYPES and kernels is not None and kernels.done() and kernels.result() is not None:
+        if self._finds_maxima and logits.dtype in DTYPES:
             return first_maxima(logits)
         return greedy_by_chunks(logits)
 
