@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import logging
 import weakref
 from typing import Any
@@ -78,6 +79,7 @@ def test_any_other_call_is_the_models_own() -> None:
     expected, model = build_model("llama"), build_model("llama")
     assert kernels_device().fuse(model, ())["direct_forward"] == 1
     ids = torch.arange(20).unsqueeze(0)
+    assert inspect.signature(model.forward) == inspect.signature(expected.forward)
     own, got = (each(input_ids=ids, output_hidden_states=True) for each in (expected, model))
     torch.testing.assert_close(got.logits, own.logits, rtol=1e-4, atol=1e-4)
     assert len(got.hidden_states) == len(own.hidden_states)

@@ -7,6 +7,7 @@ embedding, angles, a norm and the head.
 
 from __future__ import annotations
 
+import inspect
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -63,6 +64,8 @@ class DirectForward:
         # The model has this; a reference back would keep its weights until somebody collects garbage.
         self._own = weakref.WeakMethod(model.forward)
         self._parts = parts
+        # For those who ask which names its arguments have.
+        self.__signature__ = inspect.signature(model.forward)
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         """As a step calls the model, else as its own forward takes it."""
