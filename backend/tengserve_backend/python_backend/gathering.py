@@ -38,7 +38,7 @@ class Gathering:
     def __init__(self) -> None:
         self._expected = self._limit = 1
         # Groups until it is tried again, and those of them that were.
-        self._pause = self._paused = 0
+        self._pause = self._paused = self._pause_before = 0
         self._began = self._computed = self._came = self._busy = 0.0
 
     @property
@@ -53,6 +53,7 @@ class Gathering:
             soon: it came within SOON_S of the last hand-over.
         """
         self._limit = self._expected
+        self._pause_before = self._pause
         if self._paused < self._pause:
             self._paused += 1
         elif (soon or self._expected > 1) and self._expected < MOST:
@@ -81,8 +82,9 @@ class Gathering:
             self._wait(found=self._expected > before)
 
     def too_many(self, count: int) -> None:
-        """The answers of so many together did not come while the event loop waited."""
+        """The answers of so many together did not come while the event loop waited: they were not worth it."""
         self._expected = count // 2 if count // 2 >= FEWEST else 1
+        self._pause = self._pause_before
         self._wait(found=False)
 
     def _wait(self, *, found: bool) -> None:

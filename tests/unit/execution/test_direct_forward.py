@@ -6,6 +6,7 @@ import gc
 import inspect
 import logging
 import weakref
+from collections.abc import Callable
 from typing import Any
 from unittest.mock import Mock
 
@@ -124,9 +125,36 @@ def test_a_model_that_does_more_than_its_parts_is_left(
     assert "forward" not in model.__dict__
 
 
-def test_a_hook_of_what_would_not_be_called_leaves_it(caplog: pytest.LogCaptureFixture) -> None:
+def _with_a_hook(model: Any) -> None:
+    model.model.register_forward_hook(lambda module, args, output: None)
+
+
+def _with_another_forward(model: Any) -> None:
+    own = model.forward
+
+    def doubled(**options: Any) -> Any:
+        output = own(**options)
+        output.logits = output.logits * 2
+        return output
+
+    model.forward = doubled
+
+
+def _with_a_wrapped_base(model: Any) -> None:
+    own = model.model.forward
+    model.model.forward = lambda *args, **options: own(*args, **options)
+
+
+@pytest.mark.parametrize("change", [_with_a_hook, _with_another_forward, _with_a_wrapped_base])
+def test_what_somebody_put_around_a_forward_stays(
+    change: Callable[[Any], None], caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO)
     model = build_model("llama")
-    model.model.register_forward_hook(lambda module, args, output: None)
-    assert "direct_forward" not in kernels_device().fuse(model, ())
-    assert "it has other parts than an embedding, angles, layers, a norm and a head" in caplog.text
+    change(model)
+    ids = torch.arange(20).unsqueeze(0)
+    with torch.inference_mode():
+        expected = model(input_ids=ids).logits
+        assert "direct_forward" not in kernels_device().fuse(model, ())
+        torch.testing.assert_close(model(input_ids=ids).logits, expected, rtol=1e-4, atol=1e-4)
+    assert "something else is called before, after or instead of a forward" in caplog.text

@@ -160,6 +160,16 @@ def test_a_broken_operator_is_an_error_and_no_layer_stays_as_it_was():
             fuse(build_model("llama"), quantizing_by(linear))
 
 
+@pytest.mark.parametrize("quantization", list(Quantization))
+def test_a_layer_of_zeros_is_one_like_the_others(quantization):
+    """As in a model that was made longer by layers that add nothing yet."""
+    model = build_model("llama")
+    with torch.no_grad():
+        model.model.layers[1].self_attn.o_proj.weight.zero_()
+    device = quantizing(quantization)
+    assert device.fuse(model, ()) == device.fuse(build_model("llama"), ())
+
+
 def test_the_plain_product_is_what_the_numbers_give():
     weight, bias, x = torch.randn(5000, 40), torch.randn(5000), torch.randn(3, 40)
     for quantized in (to_int8(weight), to_int4(weight)):

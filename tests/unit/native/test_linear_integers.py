@@ -168,3 +168,37 @@ def test_a_weight_that_is_none_is_refused() -> None:
             ops.pack_linear_int4(codes, wrong, scales)
         with pytest.raises(RuntimeError, match="minimums"):
             ops.pack_linear_int4(codes, scales, wrong)
+
+
+@pytest.mark.parametrize("exponent", [-10, -14, -15, -18, -22, -24, -30])
+@pytest.mark.parametrize("small", [1, 16, 31])
+def test_small_columns_beside_large_ones_keep_their_numbers(exponent: int, small: int) -> None:
+    """A panel has 32 columns, whose scales may be of any magnitudes."""
+    size, out = 64, 32
+    scales = torch.full((out, size // GROUP), 0.01).bfloat16()
+    scales[:small] = 1.07 * 2.0**exponent
+    integers = torch.arange(-127, 128)[torch.arange(out * size).view(out, size) * 7 % 255].to(torch.int8)
+    minimums = (scales.float() * -7).bfloat16()
+    ops = cpu_operators()
+    codes = (integers.int() + 128).div(17, rounding_mode="floor").to(torch.uint8)
+    x = torch.eye(size).bfloat16()
+    for operator, packed, numbers in (
+        (ops.linear_int8, ops.pack_linear_int8(integers, scales), integers * each(scales, size)),
+        (
+            ops.linear_int4,
+            ops.pack_linear_int4(codes, scales, minimums),
+            codes * each(scales, size) + each(minimums, size),
+        ),
+    ):
+        got = operator(x, packed, None, size, out).t().float()
+        # Of a number, and of the step between two of them.
+        bound = numbers.abs() * ROUNDED + each(scales, size) * 2**-8
+        assert bool(((got - numbers).abs() <= bound).all())
+
+
+def test_weights_of_zero_answer_zero() -> None:
+    zeros, none = torch.zeros(48, 64, dtype=torch.int8), torch.zeros(48, 2).bfloat16()
+    ops = cpu_operators()
+    x = torch.full((3, 64), 1e4).bfloat16()
+    assert not ops.linear_int8(x, ops.pack_linear_int8(zeros, none), None, 64, 48).any()
+    assert not ops.linear_int4(x, ops.pack_linear_int4(zeros.byte(), none, none), None, 64, 48).any()

@@ -75,6 +75,21 @@ def test_nobody_waits_for_those_that_have_left(group: Group) -> None:
     assert [group(one, 16) for _ in range(2)] == [MOST, MOST]
 
 
+@pytest.mark.parametrize("there", [FEWEST, 4, 7, MOST, 16])
+@pytest.mark.parametrize("in_time", [1, 3, 5])
+def test_where_answers_come_late_it_is_tried_ever_less_often(group: Group, there: int, in_time: int) -> None:
+    """A model that is quick with one request and not with many at once."""
+    one = Gathering()
+    vain = 0
+    for _ in range(10_000):
+        count = min(group(one, there), there)
+        if count > max(1, in_time):
+            vain += 1
+            one.too_many(count)
+    # Each time with as many as come, and with half of them.
+    assert vain <= 2 * (10_000 // (MAX_PAUSE + 1) + 10)
+
+
 def test_of_many_that_took_too_long_together_half_are_waited_for(group: Group) -> None:
     one = Gathering()
     group(one, MOST)

@@ -103,8 +103,8 @@ def fuse_forward(model: torch.nn.Module, operators: FusedOperators, _: Callable[
         return
     parts = _parts(model)
     kind = type(model).__name__
-    if parts is None:
-        yield Left(kind, "it has other parts than an embedding, angles, layers, a norm and a head")
+    if isinstance(parts, str):
+        yield Left(kind, parts)
         return
     tier = operators.decoder.tier
 
@@ -117,23 +117,26 @@ def fuse_forward(model: torch.nn.Module, operators: FusedOperators, _: Callable[
             lambda: logits_in_pages(model, tier, of_all=False), replace, operators.is_fault, exactly=True
         )
     if reason:
-        model.__dict__.pop("forward", None)
+        del model.forward
     yield Left(kind, reason) if reason else None
 
 
-def _parts(model: Any) -> _Parts | None:
-    """Those of a model of llama's shape, or None. A hook of what would no longer be called belongs to somebody."""
+def _parts(model: Any) -> _Parts | str:
+    """Those of a model of llama's shape, or why there are none: one clause.
+
+    What somebody put around a forward, as a hook or in its place, would no longer be called.
+    """
     base = getattr(model, "model", None)
     layers = getattr(base, "layers", None)
-    if base is None or has_hooks(base) or not isinstance(layers, DecoderLayers):
-        return None
     found: list[Any] = [
         model.get_input_embeddings(),
         getattr(base, "rotary_emb", None),
         getattr(base, "norm", None),
         model.get_output_embeddings(),
     ]
-    if not all(isinstance(each, torch.nn.Module) for each in found):
-        return None
+    if not isinstance(layers, DecoderLayers) or not all(isinstance(each, torch.nn.Module) for each in found):
+        return "it has other parts than an embedding, angles, layers, a norm and a head"
+    if base is None or has_hooks(base) or any("forward" in vars(each) for each in (model, base)):
+        return "something else is called before, after or instead of a forward"
     embedding, angles, norm, head = found
     return _Parts(embedding, angles, layers.stack, norm, head)

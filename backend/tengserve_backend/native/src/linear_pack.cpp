@@ -57,6 +57,9 @@ void check_factors(const at::Tensor& factors, const char* name, int64_t out, int
   check_size(factors, name, 1, groups);
 }
 
+// Of the columns that fill up a panel, one: a scale of zero would keep the others from float16.
+constexpr Bf16 kFillingScale{0x3f80};
+
 at::Tensor empty_panels(WeightKind kind, int64_t out, int64_t groups) {
   return at::zeros({panels_of(out), panel_bytes(kind, at::kFloat, groups * kGroupInputs)},
                    at::TensorOptions().dtype(at::kByte));
@@ -122,6 +125,9 @@ at::Tensor pack_linear_int8(const at::Tensor& integers, const at::Tensor& scales
       }
       for (int64_t g = 0; g < groups; ++g) own[g].scales[c] = scale[(column + c) * groups + g];
     }
+    for (int64_t g = 0; g < groups; ++g) {
+      for (int64_t c = columns; c < kPanelColumns; ++c) own[g].scales[c] = kFillingScale;
+    }
   });
   return packed;
 }
@@ -149,6 +155,9 @@ at::Tensor pack_linear_int4(const at::Tensor& integers, const at::Tensor& scales
         const int64_t index = (column + c) * groups + g;
         own[g].columns[c] = static_cast<uint32_t>(minimum[index].bits) << 16 | scale[index].bits;
       }
+    }
+    for (int64_t g = 0; g < groups; ++g) {
+      for (int64_t c = columns; c < kPanelColumns; ++c) own[g].columns[c] = kFillingScale.bits;
     }
   });
   return packed;

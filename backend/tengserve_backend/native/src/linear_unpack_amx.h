@@ -3,7 +3,8 @@
 //
 // Numbers are scaled by 2^8 for float16 and come out of it scaled by 2^-8, without any arithmetic: float16's exponents
 // are five bits and have the bits 0b011 put before them, and three bits of the mantissa are rounded off. The sums have
-// to be multiplied by kIntegerScale. A number below 2^-22 becomes something below that, zero included.
+// to be multiplied by kIntegerScale. A number below 2^-22 becomes something below that, zero included; a group's integers
+// are steps of at least 2^-14, or it goes by way of float32.
 #pragma once
 
 #include "float16.h"
@@ -40,12 +41,12 @@ inline __m512i from_half(__m512h half) {
   return _mm512_ternarylogic_epi32(eighth, kept, _mm512_set1_epi16(0x3000), 0xea);
 }
 
-// Whether float16 has all numbers of a group: the magnitudes of bfloat16 are less than `most`, and that of some scale,
-// among the words of the mask `scales`, is at least `least`.
-inline bool fits(__m512i bf16, int most, int least, __mmask32 scales) {
+// Whether float16 has all numbers of some columns: the magnitudes of bfloat16 are less than `most`, and those of the
+// scales, the words of that mask, at least 2^-14, so that what becomes of a zero is nothing beside a step of integers.
+inline bool fits(__m512i bf16, int most, __mmask32 scales) {
   const __m512i magnitudes = _mm512_and_si512(bf16, _mm512_set1_epi16(kMagnitude));
   return _mm512_cmpge_epu16_mask(magnitudes, _mm512_set1_epi32(most)) == 0 &&
-         _mm512_mask_cmpge_epu16_mask(scales, magnitudes, _mm512_set1_epi16(static_cast<int16_t>(least))) != 0;
+         _mm512_mask_cmplt_epu16_mask(scales, magnitudes, _mm512_set1_epi16(0x3880)) == 0;
 }
 
 inline Bf16 scaled(Bf16 factor) {
@@ -67,8 +68,8 @@ inline void unpack_otherwise(Int4Group group, Bf16* to) {
 
 inline void unpack_scaled(const Int8Group& group, Bf16* to) {
   const __m512i scales = _mm512_loadu_si512(group.scales);
-  // From 2^-18 to 2.
-  if (!fits(scales, 0x40004000, 0x3680, ~__mmask32{0})) return unpack_otherwise(group, to);
+  // Up to 2.
+  if (!fits(scales, 0x40004000, ~__mmask32{0})) return unpack_otherwise(group, to);
   for (int h = 0; h < 2; ++h) {
     const __m256i half = h ? _mm512_extracti64x4_epi64(scales, 1) : _mm512_castsi512_si256(scales);
     const __m512h scale = to_half(lower_twice(_mm512_cvtepu16_epi32(half)));
@@ -86,8 +87,8 @@ inline void unpack_scaled(const Int4Group& group, Bf16* to) {
                                         8, 7, 6, 5, 4, 3, 2, 1, 0);
   const __m512i columns[] = {_mm512_loadu_si512(group.columns), _mm512_loadu_si512(group.columns + kLanes)};
   for (const __m512i& each : columns) {
-    // Scales from 2^-14 to 8, minimums to 128.
-    if (!fits(each, 0x43004100, 0x3880, 0x55555555u)) return unpack_otherwise(group, to);
+    // Scales up to 8, minimums to 128.
+    if (!fits(each, 0x43004100, 0x55555555u)) return unpack_otherwise(group, to);
   }
   for (int h = 0; h < 2; ++h) {
     const __m512h scale = to_half(lower_twice(columns[h])), minimum = to_half(upper_twice(columns[h]));
