@@ -125,6 +125,26 @@ def test_a_model_that_does_more_than_its_parts_is_left(
     assert "forward" not in model.__dict__
 
 
+def test_a_model_that_takes_no_rows_to_keep_is_left(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from transformers.models.llama import modeling_llama
+
+    forward = modeling_llama.LlamaForCausalLM.forward
+
+    def of_all(self: Any, input_ids: Any = None, position_ids: Any = None, **options: Any) -> Any:
+        if "logits_to_keep" in options:
+            raise TypeError("it gives all of them")
+        return forward(self, input_ids=input_ids, position_ids=position_ids, **options)
+
+    monkeypatch.setattr(modeling_llama.LlamaForCausalLM, "forward", of_all)
+    caplog.set_level(logging.INFO)
+    done = kernels_device().fuse(build_model("llama"), ())
+    assert done["decoder_stack"] == 1
+    assert "direct_forward" not in done
+    assert "it fails with TypeError on random input" in caplog.text
+
+
 def _with_a_hook(model: Any) -> None:
     model.model.register_forward_hook(lambda module, args, output: None)
 
