@@ -150,6 +150,7 @@ A model's own error has the status of its code: @CODES@.
 
 ## Where this differs from Triton
 
+- The server's name in its metadata is tengserve, unless `--server-name` says `triton`, for clients that look for it.
 - Infer answers for decoupled models; see above.
 - A client that leaves ends its request at once, in infer and generate too; Triton sees it at its next write.
 - `generate` answers more or fewer than one response with 500; Triton's status is 200 with the same text.

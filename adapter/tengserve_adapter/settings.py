@@ -153,6 +153,13 @@ class ServerSettings:
         default=None,
         metavar="NAME",
     )
+    server_name: str = _setting(
+        "Name of the server in the metadata of the v2 protocol. Clients that look for Triton there expect triton.",
+        default=_HTTP_DEFAULTS.server_name,
+        metavar="NAME",
+        accepts=str.isprintable,
+        words="printable text of at least one character",
+    )
     max_body_bytes: int = _setting(
         "Largest request body.",
         default=_HTTP_DEFAULTS.max_body_bytes,
@@ -303,7 +310,7 @@ class ServerSettings:
             max_connections=self.max_connections,
             strict_decoupled=self.strict_decoupled,
             forwarded_headers=_forwarded(self.grpc_header_forward_pattern),
-            server_name=_HTTP_DEFAULTS.server_name,
+            server_name=self.server_name,
             server_version=version,
         )
 
@@ -311,6 +318,7 @@ class ServerSettings:
         """The part that the HTTP routes need."""
         return HttpSettings(
             default_model=self.default_model,
+            server_name=self.server_name,
             max_body_bytes=self.max_body_bytes,
             max_held_body_bytes=self.max_held_body_bytes,
             max_tensor_bytes=self.max_tensor_bytes,

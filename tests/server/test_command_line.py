@@ -57,6 +57,8 @@ def test_help_names_every_flag() -> None:
         (["serve", "--device", "gpu"], "--device must be auto, npu, npu:N, cuda, cuda:N or cpu, got 'gpu'"),
         (["serve", "--step-profile", "nowhere"], "--step-profile must be a folder, got 'nowhere'"),
         (["serve", "--host", ""], "--host must be at least one character long, got ''"),
+        (["serve", "--server-name", ""], "--server-name must be printable text of at least one character, got ''"),
+        (["serve", "--server-name", "a\tb"], "--server-name must be printable text of at least one character, got"),
         (
             ["serve", "--model-control-mode", "all"],
             "--model-control-mode must be one of none, explicit, poll, got 'all'",

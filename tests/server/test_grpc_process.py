@@ -66,6 +66,14 @@ async def test_ready_only_when_loaded(scripted_repository: Path) -> None:
             assert (await calls.call("Check", HEALTH)).status == 1
 
 
+async def test_the_server_has_the_name_it_was_given(scripted_repository: Path) -> None:
+    with ready(scripted_repository, "--server-name", "triton") as server:
+        async with calls_to(server.grpc_address) as calls:
+            assert (await calls.call("ServerMetadata")).name == "triton"
+        over_http = await asyncio.to_thread(httpx.get, f"{server.url}/v2", timeout=WAIT_S)
+        assert over_http.json()["name"] == "triton"
+
+
 async def test_a_stop_lets_streams_finish_and_takes_nothing_new(scripted_repository: Path) -> None:
     with ready(scripted_repository) as server:
         async with calls_to(server.grpc_address) as calls:
