@@ -57,6 +57,7 @@ class PagedKVCache:
         self._dtype = dtype
         self._device = device
         self._layers: dict[int, LayerCache] = {}
+        self._together: dict[tuple[int, ...], tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
 
     @property
     def shapes(self) -> dict[int, LayerShape]:
@@ -79,8 +80,18 @@ class PagedKVCache:
             self._layers[layer_idx] = layer
         return layer
 
+    def tensors(self, indices: tuple[int, ...], shape: LayerShape) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Keys and values of layers of one shape, in their order, for reading: the lists are the same at each call."""
+        found = self._together.get(indices)
+        if found is None:
+            layers = [self.layer(index, shape) for index in indices]
+            found = [layer.keys for layer in layers], [layer.values for layer in layers]
+            self._together[indices] = found
+        return found
+
     def reserve(self, shapes: Mapping[int, LayerShape]) -> None:
         """Reserve the memory of layers before their first use, so that a lack of it shows at once."""
+        self._together.clear()
         for layer_idx, shape in shapes.items():
             self._layers[layer_idx] = self._new_layer(shape)
 

@@ -10,6 +10,7 @@ import torch
 from tengserve_backend.execution.attention.registry import StepContext, step_context
 from tengserve_backend.execution.attention.tier import AttentionTier
 from tengserve_backend.execution.forward import Computation, PromptLogits, StepLogits
+from tengserve_backend.execution.fusion.direct_forward import direct_forward
 from tengserve_backend.execution.kv_tensors import PagedKVCache
 from tengserve_backend.execution.packed_batch import pack
 from tengserve_backend.execution.snapshot import Snapshot, Uploaded
@@ -59,6 +60,9 @@ class PackedForward:
         def compute(uploaded: Uploaded) -> StepLogits:
             batch = layout.on(uploaded)
             context = StepContext(batch=batch, cache=self.cache, tier=self._attention, chunks=self._chunks)
+            direct = direct_forward(self._model)
+            if direct is not None and direct.fits(context):
+                return _by_part(step, direct.logits(context))
             with step_context(context):
                 output = self._model(
                     input_ids=batch.input_ids,

@@ -17,6 +17,7 @@ from tengserve_backend.execution.attention.observe import ObservedAttention
 from tengserve_backend.execution.attention.registry import StepContext, current_context
 from tengserve_backend.execution.attention.tier import AttentionSpec, AttentionTier
 from tengserve_backend.execution.fusion.agreement import Left, Trial, disagreement, random_input
+from tengserve_backend.execution.fusion.angles import Angles
 from tengserve_backend.execution.fusion.decoder_parts import DecoderParts, decoder_parts
 from tengserve_backend.execution.fusion.operators import DecoderOperators, FusedOperators
 from tengserve_backend.execution.fusion.tried_steps import (
@@ -26,7 +27,6 @@ from tengserve_backend.execution.fusion.tried_steps import (
     takes_our_attention,
 )
 from tengserve_backend.execution.kv_tensors import LayerShape
-from tengserve_backend.execution.packed_batch import PackedBatch
 
 # A model may scale by the position only far beyond those of a prompt.
 _FAR = 1_000_000
@@ -62,10 +62,10 @@ class DecoderStack:
     def __init__(self, operators: DecoderOperators, layers: Sequence[_Layer]) -> None:
         self._tier = operators.tier.name
         self._modules = [layer.parts.module for layer in layers]
-        self._indices = [layer.parts.index for layer in layers]
+        self._indices = tuple(layer.parts.index for layer in layers)
         self._shape = layers[0].shape
         self._head_dim = layers[0].parts.head_dim
-        self._run = _decoder(operators, layers).run
+        self._operator = _decoder(operators, layers).run
 
     def fits(self, context: StepContext | None) -> bool:
         """Whether it can compute a step."""
@@ -85,7 +85,7 @@ class DecoderStack:
             context is None
             or attention_mask is not None
             or cache is not None
-            or not self._are_angles(position_embeddings, hidden_states)
+            or not self.are_angles(position_embeddings, hidden_states)
         ):
             for module in self._modules:
                 hidden_states = module(
@@ -97,21 +97,24 @@ class DecoderStack:
                 )
             return hidden_states
         context.enter_layers(self._indices)
-        pages = [context.cache.layer(index, self._shape) for index in self._indices]
+        return self.run(hidden_states, position_embeddings, context)
+
+    def run(self, hidden: torch.Tensor, angles: Angles, context: StepContext) -> torch.Tensor:
+        """All layers of a step that fits: [1, T, hidden size] to the same.
+
+        Args:
+            hidden: the first layer's input.
+            angles: see `are_angles`.
+            context: of the step.
+        """
+        keys, values = context.cache.tensors(self._indices, self._shape)
         batch = context.batch
-        answer: torch.Tensor = self._run(
-            hidden_states,
-            *position_embeddings,
-            [layer.keys for layer in pages],
-            [layer.values for layer in pages],
-            batch.slots,
-            batch.block_table,
-            batch.query_ends,
-            batch.contexts,
+        answer: torch.Tensor = self._operator(
+            hidden, *angles, keys, values, batch.slots, batch.block_table, batch.query_ends, batch.contexts
         )
         return answer
 
-    def _are_angles(self, embeddings: Any, hidden: torch.Tensor) -> bool:
+    def are_angles(self, embeddings: Any, hidden: torch.Tensor) -> bool:
         """Whether position embeddings are a cosine and a sine for every element of a head."""
         if not isinstance(embeddings, tuple) or len(embeddings) != 2:
             return False
@@ -239,7 +242,8 @@ def _outputs(parts: DecoderParts, layer: Callable[..., torch.Tensor], tier: Atte
     """What a layer gives for the tried steps: random rows at random angles."""
     like = parts.attention_norm.weight
 
-    def run(batch: PackedBatch) -> torch.Tensor:
+    def run(context: StepContext) -> torch.Tensor:
+        batch = context.batch
         tokens = batch.input_ids.shape[1]
         angles = random_input(2, 1, tokens, parts.head_dim, like=like).float()
         return layer(

@@ -7,90 +7,66 @@ embedding, angles, a norm and the head.
 
 from __future__ import annotations
 
-import inspect
-import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 
-from tengserve_backend.execution.attention.registry import current_context
+from tengserve_backend.execution.attention.registry import StepContext
 from tengserve_backend.execution.fusion.agreement import Left, disagreement
+from tengserve_backend.execution.fusion.angles import AngleLookup
 from tengserve_backend.execution.fusion.decoder_stack import DecoderLayers, DecoderStack
 from tengserve_backend.execution.fusion.operators import FusedOperators
 from tengserve_backend.execution.fusion.replacing import has_hooks
-from tengserve_backend.execution.fusion.tried_steps import logits_in_pages, our_attention
+from tengserve_backend.execution.fusion.rotary import RotaryHook
+from tengserve_backend.execution.fusion.tried_steps import logits_in_pages, our_attention, run_in_pages
 
-_ARGUMENTS = {"input_ids", "position_ids", "attention_mask", "use_cache", "logits_to_keep"}
-
-
-@dataclass(frozen=True, slots=True)
-class DirectOutput:
-    """What is left of a model's output.
-
-    Attributes:
-        logits: [1, rows, vocabulary].
-    """
-
-    logits: torch.Tensor
+_ATTRIBUTE: Final = "_tengserve_direct_forward"
 
 
 @dataclass(frozen=True, slots=True)
-class _Parts:
-    """All that a model of llama's shape computes.
-
-    Attributes:
-        embedding, angles, norm, head: its modules.
-        stack: its layers.
-    """
-
-    embedding: Callable[..., torch.Tensor]
-    angles: Callable[..., tuple[torch.Tensor, torch.Tensor]]
-    stack: DecoderStack
-    norm: Callable[..., torch.Tensor]
-    head: Callable[..., torch.Tensor]
-
-
 class DirectForward:
-    """Takes the place of a model's forward. What is not a step that the stack can compute goes to the model's own.
+    """All that a model of llama's shape computes, for the steps that its layers as one can compute.
 
-    Args:
-        model: whose forward it will be.
-        parts: of it.
+    Nobody holds the model here, so its weights go with it.
+
+    Attributes:
+        embedding: ids to hidden states.
+        angles: of the tokens of a step.
+        stack: its layers.
+        norm, head: of hidden states, and to logits.
     """
 
-    def __init__(self, model: Any, parts: _Parts) -> None:
-        # The model has this; a reference back would keep its weights until somebody collects garbage.
-        self._own = weakref.WeakMethod(model.forward)
-        self._parts = parts
-        # For those who ask which names its arguments have.
-        self.__signature__ = inspect.signature(model.forward)
+    embedding: Callable[[torch.Tensor], torch.Tensor]
+    angles: AngleLookup
+    stack: DecoderStack
+    norm: Callable[[torch.Tensor], torch.Tensor]
+    head: Callable[[torch.Tensor], torch.Tensor]
 
-    def __call__(self, *args: Any, **options: Any) -> Any:
-        """As a step calls the model, else as its own forward takes it."""
-        if args or not self._is_step(options):
-            own: Any = self._own()
-            return own(*args, **options)
-        parts = self._parts
-        hidden = parts.embedding(options["input_ids"])
-        angles = parts.angles(hidden, position_ids=options["position_ids"])
-        hidden = parts.stack(hidden, position_embeddings=angles)
-        # A norm is of each row alone.
-        return DirectOutput(parts.head(parts.norm(hidden[:, options["logits_to_keep"]])))
+    def fits(self, context: StepContext) -> bool:
+        """Whether it can compute a step."""
+        return self.stack.fits(context)
 
-    def _is_step(self, options: dict[str, Any]) -> bool:
-        return (
-            options.keys() == _ARGUMENTS
-            and options["attention_mask"] is None
-            and options["use_cache"] is False
-            and isinstance(options["logits_to_keep"], torch.Tensor)
-            and self._parts.stack.fits(current_context())
-        )
+    def logits(self, context: StepContext) -> torch.Tensor:
+        """[rows, vocabulary] of a step that fits; rows are those that the batch wants."""
+        batch = context.batch
+        hidden = self.embedding(batch.input_ids)
+        hidden = self.stack.run(hidden, self.angles(hidden, batch), context)
+        if len(batch.logit_rows) != hidden.shape[1]:
+            # A norm is of each row alone.
+            hidden = hidden[:, batch.logit_rows]
+        return self.head(self.norm(hidden)).squeeze(0)
 
 
-def fuse_forward(model: torch.nn.Module, operators: FusedOperators, _: Callable[[], object]) -> Iterator[Left | None]:
-    """Call a model's parts instead of the model, where that gives its logits, to the bit.
+def direct_forward(model: Any) -> DirectForward | None:
+    """How a model's steps can be computed without its own forward, if they can."""
+    found: DirectForward | None = vars(model).get(_ATTRIBUTE)
+    return found
+
+
+def fuse_forward(model: Any, operators: FusedOperators, _: Callable[[], object]) -> Iterator[Left | None]:
+    """Let steps call a model's parts instead of the model, where that gives its logits, to the bit.
 
     Args:
         model: whose layers may have become one.
@@ -101,29 +77,29 @@ def fuse_forward(model: torch.nn.Module, operators: FusedOperators, _: Callable[
     """
     if operators.decoder is None or not any(isinstance(module, DecoderLayers) for module in model.modules()):
         return
-    parts = _parts(model)
+    direct = _direct(model)
     kind = type(model).__name__
-    if isinstance(parts, str):
-        yield Left(kind, parts)
+    if isinstance(direct, str):
+        yield Left(kind, direct)
         return
     tier = operators.decoder.tier
-
-    def replace() -> torch.Tensor:
-        model.forward = DirectForward(model, parts)
-        return logits_in_pages(model, tier, of_all=False)
-
     with our_attention(model):
         reason = disagreement(
-            lambda: logits_in_pages(model, tier, of_all=False), replace, operators.is_fault, exactly=True
+            lambda: logits_in_pages(model, tier, of_all=False),
+            lambda: run_in_pages(
+                lambda context: direct.logits(context).unsqueeze(0), tier, like=next(model.parameters())
+            ),
+            operators.is_fault,
+            exactly=True,
         )
-    if reason:
-        # It had none of its own, and none was given to it when the trial ended before.
-        vars(model).pop("forward", None)
+    if not reason:
+        setattr(model, _ATTRIBUTE, direct)
     yield Left(kind, reason) if reason else None
 
 
-def _parts(model: Any) -> _Parts | str:
-    """Those of a model of llama's shape, or why there are none: one clause.
+@torch.no_grad()
+def _direct(model: Any) -> DirectForward | str:
+    """A model of llama's shape by its parts, or why that cannot be: one clause.
 
     What somebody put around a forward, as a hook or in its place, would no longer be called.
     """
@@ -137,7 +113,12 @@ def _parts(model: Any) -> _Parts | str:
     ]
     if not isinstance(layers, DecoderLayers) or not all(isinstance(each, torch.nn.Module) for each in found):
         return "it has other parts than an embedding, angles, layers, a norm and a head"
-    if base is None or has_hooks(base) or any("forward" in vars(each) for each in (model, base)):
+    if any(has_hooks(each, but=RotaryHook) or "forward" in vars(each) for each in (model, base, *found)):
         return "something else is called before, after or instead of a forward"
-    embedding, angles, norm, head = found
-    return _Parts(embedding, angles, layers.stack, norm, head)
+    embedding, rotary, norm, head = found
+    hidden = embedding(torch.zeros(1, 1, dtype=torch.int64))
+    if not layers.stack.are_angles(rotary(hidden, position_ids=torch.zeros(1, 1, dtype=torch.int64)), hidden):
+        return "its angles are no cosine and sine for every element of a head"
+    angles = AngleLookup(rotary, hidden, model.config.get_text_config().max_position_embeddings)
+    # Their forwards, for a call of the module looks for hooks again.
+    return DirectForward(embedding.forward, angles, layers.stack, norm.forward, head.forward)

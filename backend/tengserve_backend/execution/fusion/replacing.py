@@ -48,9 +48,15 @@ def _places(model: torch.nn.Module) -> list[tuple[torch.nn.Module, list[tuple[to
     return list(reversed(found.values()))
 
 
-def has_hooks(module: torch.nn.Module) -> bool:
-    """Whether somebody is called before or after its forward, and would no longer be."""
-    return bool(module._forward_hooks or module._forward_pre_hooks)
+def has_hooks(module: torch.nn.Module, *, but: type | tuple[()] = ()) -> bool:
+    """Whether somebody is called before or after its forward, and would no longer be.
+
+    Args:
+        module: that is called.
+        but: hooks of this class do not count.
+    """
+    hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+    return any(not isinstance(hook, but) for hook in hooks)
 
 
 def linear_over(weight: torch.Tensor, bias: torch.Tensor | None) -> torch.nn.Linear:

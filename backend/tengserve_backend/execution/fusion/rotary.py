@@ -36,6 +36,21 @@ class _Agreed:
 _agreed: ContextVar[Mapping[_Function, _Agreed]] = ContextVar("tengserve_fused_rotary", default=MappingProxyType({}))
 
 
+@dataclass(frozen=True, slots=True)
+class RotaryHook:
+    """Says what the model that runs now uses, before its forward and after it.
+
+    Attributes:
+        agreed: by original function.
+    """
+
+    agreed: Mapping[_Function, _Agreed]
+
+    def __call__(self, *_: object) -> None:
+        """As a hook."""
+        _agreed.set(self.agreed)
+
+
 class _Switch:
     """A function of the modelling module, or the fused operator.
 
@@ -87,12 +102,8 @@ def fuse_rotary(model: torch.nn.Module, operators: FusedOperators) -> Iterator[L
                 setattr(namespace, _NAME, _Switch(original))
             yield None
     if agreed:
-        model.register_forward_pre_hook(lambda *_: _set(agreed))
-        model.register_forward_hook(lambda *_: _set({}), always_call=True)
-
-
-def _set(agreed: Mapping[_Function, _Agreed]) -> None:
-    _agreed.set(agreed)
+        model.register_forward_pre_hook(RotaryHook(agreed))
+        model.register_forward_hook(RotaryHook({}), always_call=True)
 
 
 def _rotated_sizes(model: torch.nn.Module) -> set[int]:

@@ -11,7 +11,7 @@ import torch
 from tengserve_backend.execution.attention.registry import IMPLEMENTATION, StepContext, step_context
 from tengserve_backend.execution.attention.tier import AttentionTier
 from tengserve_backend.execution.kv_tensors import PagedKVCache
-from tengserve_backend.execution.packed_batch import PackedBatch, pack
+from tengserve_backend.execution.packed_batch import pack
 from tengserve_backend.execution.snapshot import Snapshot
 from tengserve_backend.scheduling.step import ScheduledSequence, Step
 
@@ -31,7 +31,7 @@ _TRIED_BLOCKS = 3
 
 @torch.no_grad()
 def run_in_pages(
-    run: Callable[[PackedBatch], torch.Tensor], tier: AttentionTier, *, like: torch.Tensor
+    run: Callable[[StepContext], torch.Tensor], tier: AttentionTier, *, like: torch.Tensor
 ) -> torch.Tensor:
     """What something gives for the tried steps, one after the other, inside the context of each.
 
@@ -48,8 +48,9 @@ def run_in_pages(
     for step in _TRIED:
         snapshot = Snapshot()
         batch = pack(step, snapshot, block_size=tier.block_size).on(snapshot.upload(lambda host: host))
-        with step_context(StepContext(batch=batch, cache=cache, tier=tier, chunks={})):
-            outputs.append(run(batch))
+        context = StepContext(batch=batch, cache=cache, tier=tier, chunks={})
+        with step_context(context):
+            outputs.append(run(context))
     return torch.cat(outputs, 1)
 
 
@@ -62,7 +63,8 @@ def logits_in_pages(model: Any, tier: AttentionTier, *, of_all: bool = True) -> 
         of_all: the logits of all tokens, else of those that are sampled.
     """
 
-    def run(batch: PackedBatch) -> torch.Tensor:
+    def run(context: StepContext) -> torch.Tensor:
+        batch = context.batch
         wanted = {} if of_all else {"logits_to_keep": batch.logit_rows}
         logits: torch.Tensor = model(
             input_ids=batch.input_ids,
