@@ -103,11 +103,14 @@ async def test_model_ready() -> None:
     async with client_of(app_with(FakeEngine(), others=(LOADING,))) as client:
         assert (await client.get("/v2/models/slow/ready")).status_code == 503
         assert (await client.get("/v2/models/smollm2/versions/2/ready")).status_code == 404
-        response = await client.get("/v2/models/nobody/ready")
-        assert (response.status_code, response.json()["error"]) == (
-            404,
-            "Model nobody not found; this server has smollm2, slow.",
-        )
+        for path in ("/v2/models/nobody/ready", "/v2/models/nobody"):
+            response = await client.get(path)
+            assert (response.status_code, response.json()["error"]) == (
+                404,
+                "Request for unknown model: 'nobody' is not found",
+            )
+        response = await client.get("/v2/models/smollm2/versions/99")
+        assert response.json()["error"] == "Request for unknown model: 'smollm2' version 99 is not found"
     async with client_of(app_with(dead())) as client:
         assert (await client.get("/v2/models/smollm2/ready")).status_code == 503
     async with client_of(app_with(FakeEngine(), draining=True)) as client:

@@ -31,7 +31,6 @@ from tengserve_backend.generation.body import Ignored
 from tengserve_backend.inference import TensorModel
 
 _LOG = logging.getLogger(__name__)
-_T = TypeVar("_T")
 _C = TypeVar("_C")
 """What a dialect makes of a body."""
 
@@ -61,23 +60,27 @@ class Context:
             ModelNotFoundError, ModelNotReadyError: it cannot serve.
             InvalidRequestError: it takes tensors and generates no text.
         """
-        return self._found(self.models.engine, name, version)
+        try:
+            return self.models.engine(name, version)
+        except ModelNotFoundError:
+            suffix = "" if version is None else f" version {shown(version)}"
+            hint = self._served_instead(name) if version is None else ""
+            raise ModelNotFoundError(f"Model {shown(name)}{suffix} not found{hint}.", field="model") from None
 
     def tensor_model(self, name: str, version: str | None = None) -> TensorModel:
         """The model of tensors named in a URL.
 
         Raises:
-            ModelNotFoundError, ModelNotReadyError: it cannot serve.
+            ModelNotFoundError, ModelNotReadyError: it cannot serve. The first says so in Triton's words, which clients
+                compare.
         """
-        return self._found(self.models.tensor_model, name, version)
-
-    def _found(self, find: Callable[[str, str | None], _T], name: str, version: str | None) -> _T:
         try:
-            return find(name, version)
+            return self.models.tensor_model(name, version)
         except ModelNotFoundError:
             suffix = "" if version is None else f" version {shown(version)}"
-            hint = self._served_instead(name) if version is None else ""
-            raise ModelNotFoundError(f"Model {shown(name)}{suffix} not found{hint}.", field="model") from None
+            raise ModelNotFoundError(
+                f"Request for unknown model: '{shown(name)}'{suffix} is not found", field="model"
+            ) from None
 
     def _served_instead(self, name: str) -> str:
         """What the client may have meant: models with a similar name, else the first few."""

@@ -22,11 +22,9 @@ from tengserve_adapter.http.triton_errors import triton_response
 from tengserve_adapter.protocols import infer, mindie_infer
 from tengserve_backend.engine.base import Engine
 from tengserve_backend.errors import (
-    ModelNotFoundError,
     ShuttingDownError,
     TengserveError,
     UnsupportedError,
-    shown,
 )
 from tengserve_backend.inference import InferRequest, InferResponse, TensorModel
 from tengserve_backend.inference.llm import LlmTensorModel
@@ -46,13 +44,7 @@ def find_model(context: Context, name: str, version: str | None) -> TensorModel:
     """
     if context.draining():
         raise ShuttingDownError("Server not ready: it is stopping and takes no new requests.")
-    try:
-        return context.models.tensor_model(name, version)
-    except ModelNotFoundError:
-        suffix = "" if version is None else f" version {shown(version)}"
-        raise ModelNotFoundError(
-            f"Request for unknown model: '{shown(name)}'{suffix} is not found", field="model"
-        ) from None
+    return context.tensor_model(name, version)
 
 
 class InferEndpoint:
