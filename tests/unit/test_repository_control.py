@@ -142,7 +142,8 @@ async def test_the_log_tells_that_the_mode_refused(tmp_path: Path, caplog: pytes
     served = Served(tmp_path, ControlMode.NONE)
     with pytest.raises(ControlError):
         await served.control.load("good", None, {})
-    assert "model good: a client's load was refused: the model control mode is none" in caplog.text
+    assert "model good: a client's load was refused: explicit model load" in caplog.text
+    assert "the model control mode is none" in caplog.text
 
 
 async def test_polling_goes_on_after_a_failure(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

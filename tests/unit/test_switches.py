@@ -50,7 +50,7 @@ def test_every_kind_of_message_is_switched_by_itself(logged):
         "log_warning": True,
         "log_error": True,
         "log_verbose_level": 0,
-        "log_format": "ISO8601",
+        "log_format": "default",
     }
     assert said(logged) == ["INFO", "WARNING", "ERROR"]
     settings.update({"log_verbose_level": 1})
@@ -59,9 +59,9 @@ def test_every_kind_of_message_is_switched_by_itself(logged):
     assert said(logged) == ["INFO", "ERROR"]
     settings.update({"log_info": False, "log_error": False})
     assert said(logged) == []
-    changed = settings.update({"log_error": True, "log_format": "default"})
+    changed = settings.update({"log_error": True, "log_format": "ISO8601"})
     assert said(logged) == ["ERROR"]
-    assert (changed["log_error"], changed["log_format"]) == (True, "default")
+    assert (changed["log_error"], changed["log_format"]) == (True, "ISO8601")
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ class LogSettings:
             "log_warning": level <= logging.WARNING,
             "log_error": level <= logging.ERROR,
             "log_verbose_level": int(level <= logging.DEBUG),
-            "log_format": "ISO8601",
+            "log_format": "default",
         }
 
     def update(self, changes: Mapping[str, SettingValue]) -> Mapping[str, SettingValue]:

@@ -47,7 +47,7 @@ _MAX_TOLD = 100
 _ALL = "*"
 
 _TRITONS_REFUSAL = "explicit model load / unload is not allowed if polling is enabled"
-"""Clients look for it."""
+"""Clients look for it at the beginning of the message."""
 
 _log = logging.getLogger(__name__)
 
@@ -249,12 +249,12 @@ class LiveRepository:
     def _check_explicit(self) -> None:
         if self.mode is ControlMode.EXPLICIT:
             return
-        how = "this server loads by request when it is started with --model-control-mode explicit"
-        text = f"{_TRITONS_REFUSAL} ({how})"
-        if self.mode is ControlMode.NONE:
-            # Triton says the same where nothing is polled.
-            text = f"the model control mode is none: no request loads or unloads a model; {how} ({_TRITONS_REFUSAL})"
-        raise ControlError(text, code=ErrorCode.UNAVAILABLE)
+        # Triton says the same where nothing is polled.
+        raise ControlError(
+            f"{_TRITONS_REFUSAL} (the model control mode is {self.mode.value}; this server loads by request when it is"
+            " started with --model-control-mode explicit)",
+            code=ErrorCode.UNAVAILABLE,
+        )
 
     def _load(self, name: str, config_json: str | None, files: Mapping[str, bytes]) -> None:
         self._forget_gone(name)

@@ -99,17 +99,15 @@ def test_explicit_starts_with_what_was_named(tmp_path, world):
         world(ControlMode.EXPLICIT, "c")
 
 
-@pytest.mark.parametrize(
-    ("mode", "beginning"),
-    [(ControlMode.NONE, "the model control mode is none"), (ControlMode.POLL, "explicit model load")],
-)
-def test_the_other_modes_refuse_requests_and_tritons_words_are_in_it(tmp_path, world, mode, beginning):
+@pytest.mark.parametrize("mode", [ControlMode.NONE, ControlMode.POLL])
+def test_the_other_modes_refuse_requests_in_tritons_words(tmp_path, world, mode):
     add(tmp_path, "a")
     live = world(mode).live
     for call in (live.load, live.unload):
-        with pytest.raises(ControlError, match="explicit model load / unload is not allowed if polling is") as e:
+        with pytest.raises(ControlError) as e:
             call("a")
-        assert e.value.message.startswith(beginning)
+        assert e.value.message.startswith("explicit model load / unload is not allowed if polling is enabled")
+        assert f"the model control mode is {mode.value}" in e.value.message
         assert "--model-control-mode explicit" in e.value.message
         assert e.value.code is ErrorCode.UNAVAILABLE
 
