@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 
 from tengserve_backend.execution.snapshot import Piece, Snapshot, Uploaded
@@ -41,6 +40,7 @@ class PackedBatch:
         logit_rows: int64 [L]; positions in the row whose logits are wanted: all of a part that scores its prompt, the
             last of another part that samples.
         block_size: tokens of a cache block.
+        wants_all: whether logit_rows are all of the row.
     """
 
     input_ids: torch.Tensor
@@ -53,6 +53,7 @@ class PackedBatch:
     contexts: list[int]
     logit_rows: torch.Tensor
     block_size: int
+    wants_all: bool = False
     _context_slots: list[torch.Tensor] = field(default_factory=list)
 
     def context_slots(self, index: int) -> torch.Tensor:
@@ -93,6 +94,7 @@ class BatchLayout:
             contexts=[span.context for span in self.spans],
             logit_rows=uploaded.int64(self.logit_rows),
             block_size=self.block_size,
+            wants_all=self.logit_rows.shape == self.slots.shape,
         )
 
 
@@ -104,13 +106,14 @@ def pack(step: Step, snapshot: Snapshot, *, block_size: int) -> BatchLayout:
     slots: list[int] = []
     spans: list[Span] = []
     used = [-(-(part.start + len(part.token_ids)) // block_size) for part in step.sequences]
-    table = np.zeros((len(used), max(used)), dtype=np.int32)
-    for row, (part, blocks) in enumerate(zip(step.sequences, used, strict=True)):
+    width = max(used)
+    table: list[int] = []
+    for part, blocks in zip(step.sequences, used, strict=True):
         context = part.start + len(part.token_ids)
         spans.append(Span(len(ids), len(part.token_ids), context))
-        table[row, :blocks] = part.blocks[:blocks]
+        table += part.blocks[:blocks]
+        table += (0,) * (width - blocks)
         positions.extend(range(part.start, context))
-        # Most parts have one token, for which plain integers are several times cheaper than small arrays.
         for block in range(part.start // block_size, blocks):
             first = block * block_size
             begin, end = max(part.start, first), min(context, first + block_size)
@@ -122,11 +125,11 @@ def pack(step: Step, snapshot: Snapshot, *, block_size: int) -> BatchLayout:
         elif part.samples:
             logit_rows.append(len(ids) - 1)
     return BatchLayout(
-        input_ids=snapshot.add_integers(np.asarray([ids])),
-        position_ids=snapshot.add_integers(np.asarray([positions])),
-        slots=snapshot.add_integers(np.asarray(slots)),
-        block_table=snapshot.add_integers(table),
+        input_ids=snapshot.add_integers(ids, shape=(1, len(ids))),
+        position_ids=snapshot.add_integers(positions, shape=(1, len(ids))),
+        slots=snapshot.add_integers(slots),
+        block_table=snapshot.add_integers(table, shape=(len(used), width)),
         spans=tuple(spans),
-        logit_rows=snapshot.add_integers(np.asarray(logit_rows, dtype=np.int32)),
+        logit_rows=snapshot.add_integers(logit_rows),
         block_size=block_size,
     )

@@ -10,10 +10,11 @@ import torch
 
 from tengserve_backend.devices.base import DeviceBackend
 from tengserve_backend.execution.forward import ModelForward, compute
+from tengserve_backend.execution.sampling.greedy import usable
 from tengserve_backend.execution.sampling.history import TokenHistory
 from tengserve_backend.execution.sampling.logprobs import PromptScores, token_logprobs
 from tengserve_backend.execution.sampling.row import SamplingRow
-from tengserve_backend.execution.sampling.sampler import Sampler
+from tengserve_backend.execution.sampling.sampler import Choice, Sampler
 from tengserve_backend.execution.snapshot import Snapshot
 from tengserve_backend.execution.step_profile import NoClock, Phase, StepClock
 from tengserve_backend.generation.events import NextToken, TokenLogprobs
@@ -45,10 +46,18 @@ class _Member:
     prompt_scores: PromptScores | None
     generated: int = 0
 
+    @property
+    def takes_maximum(self) -> bool:
+        """Whether its next token is the one of its largest logit, as the model gives it."""
+        return not (self.sampling.do_sample or self.history is not None or self._biases_now)
+
+    @property
+    def _biases_now(self) -> Mapping[int, float]:
+        return self.early_biases if self.generated < self.min_new_tokens else self.biases
+
     def row(self) -> SamplingRow:
         """What its next token is to be sampled with."""
-        too_early = self.generated < self.min_new_tokens
-        return SamplingRow(self.sampling, self.generated, self.history, self.early_biases if too_early else self.biases)
+        return SamplingRow(self.sampling, self.generated, self.history, self._biases_now)
 
     def push(self, token_id: int, logprobs: TokenLogprobs | None) -> NextToken:
         """Its answer has one more token, which is reported."""
@@ -117,14 +126,7 @@ class Runner:
         sampled = [part.seq_id for part in step.sequences if part.samples]
         members = [self._members[seq_id] for seq_id in sampled]
         snapshot = Snapshot()
-        sampler = Sampler(
-            [member.row() for member in members],
-            self._forward.logit_width,
-            snapshot,
-            self._device.upload,
-            self._device.greedy,
-            on_cpu=self._device.torch_device.type == "cpu",
-        )
+        choose = self._choice(members, snapshot)
         computation = self._forward.prepare(step, snapshot)
         uploaded = snapshot.upload(self._device.upload)
         self._clock.mark(Phase.PREPARE)
@@ -136,7 +138,7 @@ class Runner:
                 scores.add(prompt.start, prompt.rows)
         if not sampled:
             return {}
-        tokens = sampler.choose(logits.last, uploaded)
+        tokens = choose(logits.last, uploaded)
         logprobs = _logprobs(logits.last, tokens, [member.logprobs for member in members])
         chosen = {
             seq_id: None if token is None else member.push(token, logprobs.get(index))
@@ -144,6 +146,20 @@ class Runner:
         }
         self._clock.mark(Phase.SAMPLE)
         return chosen
+
+    def _choice(self, members: Sequence[_Member], snapshot: Snapshot) -> Choice:
+        """How the next token of each is chosen; what that needs is added to the snapshot."""
+        greedy = self._device.greedy
+        if all(member.takes_maximum for member in members):
+            return lambda logits, _: usable(greedy(logits).tolist())
+        return Sampler(
+            [member.row() for member in members],
+            self._forward.logit_width,
+            snapshot,
+            self._device.upload,
+            greedy,
+            on_cpu=self._device.torch_device.type == "cpu",
+        ).choose
 
     @torch.inference_mode()
     def probe(self) -> None:

@@ -53,7 +53,7 @@ class DirectForward:
         batch = context.batch
         hidden = self.embedding(batch.input_ids)
         hidden = self.stack.run(hidden, self.angles(hidden, batch), context)
-        if len(batch.logit_rows) != hidden.shape[1]:
+        if not batch.wants_all:
             # A norm is of each row alone.
             hidden = hidden[:, batch.logit_rows]
         return self.head(self.norm(hidden)).squeeze(0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import torch
@@ -14,6 +14,11 @@ Greedy = Callable[[torch.Tensor], torch.Tensor]
 UNUSABLE: Final = -1
 
 _CHUNK = 1024
+
+
+def usable(tokens: Iterable[int]) -> list[int | None]:
+    """What Greedy gave, once it is read: None for UNUSABLE."""
+    return [None if token == UNUSABLE else token for token in tokens]
 
 
 def greedy(logits: torch.Tensor) -> torch.Tensor:

@@ -11,7 +11,7 @@ reached beyond the largest logits that were looked at, the row is done again wit
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -19,9 +19,12 @@ import torch
 from tengserve_backend.execution.sampling.adjust import Adjustments
 from tengserve_backend.execution.sampling.draw import CHUNK, draw
 from tengserve_backend.execution.sampling.filters import Filters, filters_of, lowest_kept, wider
-from tengserve_backend.execution.sampling.greedy import UNUSABLE, Greedy, greedy
+from tengserve_backend.execution.sampling.greedy import UNUSABLE, Greedy, greedy, usable
 from tengserve_backend.execution.sampling.row import Columns, SamplingRow, add_columns, columns
 from tengserve_backend.execution.snapshot import Piece, Snapshot, Upload, Uploaded
+
+Choice = Callable[[torch.Tensor, Uploaded], list[int | None]]
+"""See Sampler.choose."""
 
 _BEYOND_HEAD = -2
 # On a CPU, so many logits at once stay in the cache through all that is done with them.
@@ -93,7 +96,7 @@ class Sampler:
             snapshot = Snapshot()
             groups = self._prepare(paths, snapshot)
             tokens |= _read(groups, logits, snapshot.upload(self._upload))
-        return [None if tokens[index] == UNUSABLE else tokens[index] for index in range(len(self._rows))]
+        return usable(tokens[index] for index in range(len(self._rows)))
 
     def _prepare(self, paths: Mapping[int, _Path], snapshot: Snapshot) -> list[_Group]:
         members: dict[_Path, list[int]] = {}
