@@ -120,12 +120,13 @@ def test_memory_is_what_the_bits_say(quantization, share):
 
     model = build_model("qwen2").bfloat16()
     head = model.lm_head.weight.shape
-    layers = sum(module.weight.nbytes for module in model.modules() if type(module) is torch.nn.Linear)
-    layers -= model.lm_head.weight.nbytes
+    weights = [module.weight for module in model.modules() if type(module) is torch.nn.Linear]
+    layers = sum(weight.nbytes for weight in weights if weight is not model.lm_head.weight)
+    outputs = sum(len(weight) for weight in weights if weight is not model.lm_head.weight)
     fuse(model, dataclasses.replace(operators, **{name: counted(name) for name in sizes}))
-    assert sizes["packed_linear"] == layers * share
-    # The head has 8 bits in either case, and whole panels of 32 rows.
-    assert sizes["packed_head"] == -(-head[0] // 32) * 32 * head[1] * 34 // 32
+    # A factor for each output, and for each of whole panels of 32 outputs; the head has 8 bits in either case.
+    assert sizes["packed_linear"] == layers * share + 4 * outputs
+    assert sizes["packed_head"] == -(-head[0] // 32) * 32 * (head[1] * 34 // 32 + 4)
     assert sum(parameter.nbytes for parameter in model.parameters()) < layers / 2
 
 

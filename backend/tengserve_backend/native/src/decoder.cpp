@@ -14,7 +14,8 @@ constexpr int64_t kWorthThreads = 1 << 18;
 constexpr int64_t kLeastReserved = 16;
 // Raises unless it is a packed weight [out, in]; how it keeps its numbers shows in its size.
 PackedWeight any_packed_weight(const at::Tensor& packed, int64_t in, int64_t out, at::ScalarType dtype) {
-  const int64_t int4_bytes = (in + kGroupInputs - 1) / kGroupInputs * static_cast<int64_t>(sizeof(Int4Group));
+  const int64_t groups = (in + kGroupInputs - 1) / kGroupInputs;
+  const int64_t int4_bytes = sizeof(PanelFactors) + groups * static_cast<int64_t>(sizeof(Int4Group));
   const WeightKind kind = packed.dim() != 2              ? WeightKind::kFloat
                           : packed.size(1) == int4_bytes ? WeightKind::kInt4
                                                          : WeightKind::kInt8;

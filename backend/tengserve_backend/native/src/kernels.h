@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "bf16.h"
+#include "half.h"
 
 namespace tengserve {
 
@@ -71,26 +72,36 @@ struct AttentionKernels {
 // front to back.
 enum class WeightKind : uint8_t {
   kFloat,  // in the type they are multiplied in: [in][32] for float32, [in / 2][32][2] for bfloat16
-  kInt8,   // an Int8Group for each 32 inputs: a number is scale * integer
-  kInt4,   // an Int4Group for each 32 inputs: a number is scale * integer + minimum
+  kInt8,   // a factor for each column, then an Int8Group for each 32 inputs: a number is factor * (scale * integer)
+  kInt4,   // likewise an Int4Group: factor * (scale * integer + minimum)
 };
 
 // Groups hold sixteen columns of an even and an odd input side by side: input 2 * s + p of column 16 * h + i is at
 // [s][h][i][p]. So a register full of them has one column a lane, in which they make the pairs of bfloat16. A number is
-// rounded to bfloat16 where that is what is multiplied: to the nearest, of two the greater magnitude. An instruction set
-// may round it to float16 before, which has three bits more.
+// rounded to bfloat16, before its factor, where that is what is multiplied: to the nearest, of two the greater magnitude.
+// An instruction set may round it to float16 before, which has three bits more.
 constexpr int64_t kGroupInputs = 32;
+// Of a column's scales and minimums the one of largest magnitude is 128 to 256: the column's factor is a power of two
+// that makes it so. Then float16 has all numbers of a column, but for those that are nothing beside the largest. It is 0
+// where all are, and NaN where one is not finite.
+constexpr int kLargestExponent = 8;
+
+// What a panel of integers begins with; sums of columns are multiplied by it.
+struct PanelFactors {
+  float columns[kPanelColumns];
+};
 
 struct Int8Group {
-  Bf16 scales[32];
+  Half scales[32];
   int8_t integers[16][2][16][2];  // [s][h][i][p]
 };
 
 struct Int4Group {
-  uint32_t columns[32];         // scale in the lower half, minimum in the upper, both bfloat16
+  Half scales[32], minimums[32];
   uint16_t codes[2][4][16][2];  // [h][s / 4][i][p]; the (s % 4)-th 4 bits
 };
-static_assert(sizeof(Int8Group) == 1088 && sizeof(Int4Group) == 640, "groups are whole cache lines");
+static_assert(sizeof(PanelFactors) == 128 && sizeof(Int8Group) == 1088 && sizeof(Int4Group) == 640,
+              "parts of a panel are whole cache lines");
 
 struct PackedWeight {
   WeightKind kind;

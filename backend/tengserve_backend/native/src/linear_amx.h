@@ -92,24 +92,26 @@ inline void store_tiles(float* sums) {
 }
 
 template <WeightKind kKind>
-inline Vec load_sums(const float* sums) {
-  return kKind == WeightKind::kFloat ? load(sums) : load(sums) * broadcast(kIntegerScale);
-}
-
-template <WeightKind kKind>
 inline void store_rows(const LinearTask<Bf16>& task, const Panel<Bf16>& panel, int64_t row0, int rows,
                        const float* sums) {
+  constexpr bool kInteger = kKind != WeightKind::kFloat;
   if (panel.columns == kPanelColumns && !task.bias) {
+    Vec factors[] = {zeros(), zeros()};
+    for (int h = 0; kInteger && h < 2; ++h) factors[h] = load(panel.factors + h * kLanes) * broadcast(kIntegerScale);
+    const auto result = [&](int h) {
+      const Vec own = load(sums + h * kLanes);
+      return kInteger ? (own * factors[h]).v : own.v;
+    };
     Bf16* to = task.out + row0 * task.out_stride + panel.column;
     for (int r = 0; r < rows; ++r, sums += kPanelColumns, to += task.out_stride) {
-      const __m512bh both = _mm512_cvtne2ps_pbh(load_sums<kKind>(sums + kLanes).v, load_sums<kKind>(sums).v);
-      _mm512_storeu_si512(to, reinterpret_cast<__m512i>(both));
+      _mm512_storeu_si512(to, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(result(1), result(0))));
     }
     return;
   }
   for (int r = 0; r < rows; ++r) {
     for (int64_t c = 0; c < panel.columns; c += kLanes) {
-      store_sums(task, panel, row0 + r, c, load_sums<kKind>(sums + r * kPanelColumns + c));
+      const Vec own = load(sums + r * kPanelColumns + c);
+      store_sums(task, panel, row0 + r, c, kInteger ? own * broadcast(kIntegerScale) : own);
     }
   }
 }
@@ -138,29 +140,31 @@ inline void linear_few_rows(const LinearTask<Bf16>& task) {
   // Past the task's own panels too: whoever takes them is soon there.
   const char* const end = weight.panels + (weight.out + kPanelColumns - 1) / kPanelColumns * weight.panel_bytes;
   for (int64_t index = task.panel; index < task.end_panel; ++index) {
-    const Panel<Bf16> panel = panel_of(task, index);
-    const char* groups = reinterpret_cast<const char*>(panel.weights);
-    const Ahead ahead{groups + kAmxAhead, end, kBytes, kBytes};
+    const Panel<Bf16> panel = panel_of<Bf16>(task, index, nullptr);
     if constexpr (kKind == WeightKind::kFloat) {
+      const Ahead ahead{reinterpret_cast<const char*>(panel.weights) + kAmxAhead, end, kBytes, kBytes};
       multiply_rows<kTiles, false>(task, panel.weights, 0, ahead, sums);
     } else {
-      // Groups are unpacked before they are multiplied by as many as the unit needs to find them in the cache.
-      constexpr int64_t kLead = 2, kRing = 4;
-      alignas(64) Bf16 ring[kRing * kGroupNumbers];
+      // Products that follow other vector instructions cost much more than those that follow products, so some groups
+      // are unpacked first.
+      constexpr int64_t kTogether = kTiles == 1 ? 4 : 2;
+      alignas(64) Bf16 numbers[kTogether * kGroupNumbers];
+      const Ahead ahead{panel.groups + kAmxAhead, end, kBytes, kBytes};
       const Bf16* x = static_cast<const Bf16*>(task.x);
       const Bf16* lower = x + kTileHeight * weight.in;
       const int64_t steps = weight.in / kAmxStep;
       zero_sums<kTiles>();
-      for (int64_t step = -kLead; step < steps; ++step) {
-        const int64_t next = step + kLead;
-        if (next < steps) {
-          fetch<false>(ahead, next);
-          unpack_scaled<kKind>(groups + next * kBytes, ring + next % kRing * kGroupNumbers);
-          written_for_tiles();
+      for (int64_t first = 0; first < steps; first += kTogether) {
+        const int64_t count = steps - first < kTogether ? steps - first : kTogether;
+        for (int64_t i = 0; i < count; ++i) {
+          fetch<false>(ahead, first + i);
+          unpack_scaled<kKind>(panel.groups + (first + i) * kBytes, numbers + i * kGroupNumbers);
         }
-        if (step < 0) continue;
-        const int64_t k = step * kAmxStep * kTileHeight;
-        multiply_step_amx<kTiles, false>(x + k, lower + k, ring + step % kRing * kGroupNumbers);
+        written_for_tiles();
+        for (int64_t i = 0; i < count; ++i) {
+          const int64_t k = (first + i) * kAmxStep * kTileHeight;
+          multiply_step_amx<kTiles, false>(x + k, lower + k, numbers + i * kGroupNumbers);
+        }
       }
       store_tiles<kTiles>(sums);
     }
@@ -177,15 +181,14 @@ inline void linear_many_rows(const LinearTask<Bf16>& task) {
   const int64_t blocks = (task.rows + kAmxRows - 1) / kAmxRows;
   const char* const end = weight.panels + task.end_panel * weight.panel_bytes;
   for (int64_t index = task.panel; index < task.end_panel; ++index) {
-    Panel<Bf16> panel = panel_of(task, index);
-    const char* next = reinterpret_cast<const char*>(panel.weights) + weight.panel_bytes;
+    const Panel<Bf16> panel = panel_of<Bf16>(task, index, task.scratch);
+    const char* next = weight.panels + (index + 1) * weight.panel_bytes;
     if constexpr (kKind != WeightKind::kFloat) {
-      const char* from = reinterpret_cast<const char*>(panel.weights);
+      const char* from = panel.groups;
       for (int64_t k = 0; k < weight.in; k += kGroupInputs, from += kBytes) {
         unpack_scaled<kKind>(from, task.scratch + k * kPanelColumns);
       }
       written_for_tiles();
-      panel.weights = task.scratch;
     }
     for (int64_t block = 0; block < blocks; ++block) {
       const int64_t row0 = block * kAmxRows;

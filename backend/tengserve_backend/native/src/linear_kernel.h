@@ -62,22 +62,30 @@ struct LinearTypes<Bf16> {
 // A panel as it is multiplied.
 template <typename T>
 struct Panel {
-  const T* weights;
-  int64_t column;   // of its first one in the whole weight
-  int64_t columns;  // 1 to 32
+  const T* weights;      // of integers: what they are made into
+  const char* groups;    // of integers
+  const float* factors;  // of integers, one a column; else null
+  int64_t column;        // of its first one in the whole weight
+  int64_t columns;       // 1 to 32
 };
 
-// One panel of a task, its weights still to be set where they are no numbers of type T.
+// One panel of a task; `numbers`: where those of integers will be.
 template <typename T>
-inline Panel<T> panel_of(const LinearTask<T>& task, int64_t panel) {
+inline Panel<T> panel_of(const LinearTask<T>& task, int64_t panel, const T* numbers) {
   const char* from = task.weight->panels + panel * task.weight->panel_bytes;
   const int64_t column = panel * kPanelColumns, rest = task.weight->out - column;
-  return {reinterpret_cast<const T*>(from), column, rest < kPanelColumns ? rest : kPanelColumns};
+  const int64_t columns = rest < kPanelColumns ? rest : kPanelColumns;
+  if (task.weight->kind == WeightKind::kFloat) {
+    return {reinterpret_cast<const T*>(from), nullptr, nullptr, column, columns};
+  }
+  const auto* factors = reinterpret_cast<const PanelFactors*>(from);
+  return {numbers, reinterpret_cast<const char*>(factors + 1), factors->columns, column, columns};
 }
 
 // One row's results from `column` of the panel on: the sums and the bias, as many of 16 as there are columns.
 template <typename T>
 inline void store_sums(const LinearTask<T>& task, const Panel<T>& panel, int64_t row, int64_t column, Vec sums) {
+  if (panel.factors) sums = sums * load(panel.factors + column);
   T* to = task.out + row * task.out_stride + panel.column + column;
   const T* bias = task.bias ? task.bias + panel.column + column : nullptr;
   const int64_t rest = panel.columns - column;
@@ -123,13 +131,12 @@ void linear_rows(const LinearTask<T>& task, const Panel<T>& panel, int64_t row0,
   }
 }
 
-// All of a panel's numbers into the task's scratch, while the next panel comes nearer.
+// All of a panel's numbers into the task's scratch, while the next panel, if there is one, comes nearer.
 template <WeightKind kKind, typename T>
-inline void unpack_panel(const LinearTask<T>& task, int64_t panel) {
+inline void unpack_panel(const LinearTask<T>& task, const Panel<T>& panel, bool fetch) {
   const PackedWeight& weight = *task.weight;
   constexpr int64_t kBytes = group_bytes<T>(kKind);
-  const char* from = weight.panels + panel * weight.panel_bytes;
-  const bool fetch = panel + 1 < task.end_panel;
+  const char* from = panel.groups;
   T* to = task.scratch;
   for (int64_t k = 0; k < weight.in; k += kGroupInputs, from += kBytes, to += kGroupNumbers) {
     for (int64_t line = 0; fetch && line < kBytes; line += 64) __builtin_prefetch(from + weight.panel_bytes + line);
@@ -140,10 +147,10 @@ inline void unpack_panel(const LinearTask<T>& task, int64_t panel) {
 template <typename T>
 void linear(const LinearTask<T>& task) {
   for (int64_t index = task.panel; index < task.end_panel; ++index) {
-    Panel<T> panel = panel_of(task, index);
-    if (task.weight->kind == WeightKind::kInt8) unpack_panel<WeightKind::kInt8>(task, index);
-    if (task.weight->kind == WeightKind::kInt4) unpack_panel<WeightKind::kInt4>(task, index);
-    if (task.weight->kind != WeightKind::kFloat) panel.weights = task.scratch;
+    const Panel<T> panel = panel_of<T>(task, index, task.scratch);
+    const bool more = index + 1 < task.end_panel;
+    if (task.weight->kind == WeightKind::kInt8) unpack_panel<WeightKind::kInt8>(task, panel, more);
+    if (task.weight->kind == WeightKind::kInt4) unpack_panel<WeightKind::kInt4>(task, panel, more);
     // Tiles of nearly equal rows: a last one of a single row would cost nearly what a full one does.
     const int64_t tiles = (task.rows + kLinearRows - 1) / kLinearRows;
     for (int64_t tile = 0, row = 0; tile < tiles; ++tile) {

@@ -36,9 +36,13 @@ inline T* pair_at(T* numbers, int s, int h) {
   return numbers + s * 2 * kPanelColumns + h * (sizeof(T) == sizeof(float) ? kLanes : 2 * kLanes);
 }
 
+inline __m512 load_halves(const Half* from) {
+  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+}
+
 template <typename T>
 inline void unpack(const Int8Group& group, T* to) {
-  const __m512 scales[] = {load(group.scales).v, load(group.scales + kLanes).v};
+  const __m512 scales[] = {load_halves(group.scales), load_halves(group.scales + kLanes)};
   for (int s = 0; s < 16; ++s) {
     for (int h = 0; h < 2; ++h) {
       const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(group.integers[s][h]));
@@ -55,10 +59,7 @@ inline void unpack(const Int4Group& group, T* to) {
   // The permutation looks at the lowest four bits of each lane alone.
   const __m512 numbers = _mm512_set_ps(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
   for (int h = 0; h < 2; ++h) {
-    const __m512i columns = _mm512_loadu_si512(group.columns + h * kLanes);
-    const __m512 scale = _mm512_castsi512_ps(_mm512_slli_epi32(columns, 16));
-    const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
-    const __m512 minimum = _mm512_castsi512_ps(_mm512_and_si512(columns, upper));
+    const __m512 scale = load_halves(group.scales + h * kLanes), minimum = load_halves(group.minimums + h * kLanes);
     for (int four = 0; four < 4; ++four) {
       __m512i even = _mm512_loadu_si512(group.codes[h][four]), odd = _mm512_srli_epi32(even, 16);
       for (int s = 0; s < 4; ++s) {
@@ -104,9 +105,8 @@ inline void unpack(const Int4Group& group, T* to) {
   for (int h = 0; h < 2; ++h) {
     float scale[16], minimum[16];
     for (int i = 0; i < 16; ++i) {
-      const uint32_t word = group.columns[16 * h + i];
-      scale[i] = to_float(Bf16{static_cast<uint16_t>(word)});
-      minimum[i] = to_float(Bf16{static_cast<uint16_t>(word >> 16)});
+      scale[i] = to_float(group.scales[16 * h + i]);
+      minimum[i] = to_float(group.minimums[16 * h + i]);
     }
     for (int s = 0; s < 16; ++s) {
       const auto& pairs = group.codes[h][s / 4];
