@@ -12,7 +12,7 @@ from transformers.pytorch_utils import Conv1D
 
 from tengserve_backend.execution.fusion.agreement import Left, disagreement, random_input
 from tengserve_backend.execution.fusion.operators import FusedOperators
-from tengserve_backend.execution.fusion.replacing import Replacement, has_hooks, linear_over, replace_modules
+from tengserve_backend.execution.fusion.replacing import Replacement, linear_over, replace_modules
 
 _TRIED_ROWS = 3
 
@@ -29,7 +29,7 @@ def conv1ds_as_linears(model: torch.nn.Module, operators: FusedOperators) -> Ite
 def _replacement(
     module: torch.nn.Module, dtypes: Collection[torch.dtype], is_fault: Callable[[BaseException], bool]
 ) -> Replacement:
-    if type(module) is not Conv1D or has_hooks(module):
+    if type(module) is not Conv1D:
         return None
     if module.weight.dtype not in dtypes:
         return Left("Conv1D", f"its weight is in {module.weight.dtype}")

@@ -13,7 +13,7 @@ import torch
 
 from tengserve_backend.execution.fusion.agreement import Left, disagreement, random_input
 from tengserve_backend.execution.fusion.operators import FusedOperators
-from tengserve_backend.execution.fusion.replacing import Replacement, has_hooks, linear_over, replace_modules
+from tengserve_backend.execution.fusion.replacing import Replacement, linear_over, replace_modules
 
 # What the decorator tells, and what a module of that form can do.
 _FORM = ("has_gate", "has_bias", "has_post_expert_norm", "is_transposed", "_is_expert_parallel", "_apply_gate")
@@ -88,7 +88,7 @@ def _replacement(
     module: torch.nn.Module, dtypes: Collection[torch.dtype], is_fault: Callable[[BaseException], bool]
 ) -> Replacement:
     own: Any = module
-    if not all(hasattr(own, name) for name in _FORM) or own._is_expert_parallel or has_hooks(own):
+    if not all(hasattr(own, name) for name in _FORM) or own._is_expert_parallel:
         return None
     up = "gate_up_proj" if own.has_gate else "up_proj"
     names = {up, "down_proj"} | ({f"{up}_bias", "down_proj_bias"} if own.has_bias else set())

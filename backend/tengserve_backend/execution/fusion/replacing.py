@@ -19,6 +19,7 @@ def replace_modules(
     """Put other modules in the place of some, in place.
 
     The model can run whenever this has yielded. A module that was replaced is let go before the next one is looked at.
+    One that has hooks stays, and so does what it is within: they are somebody's, and would no longer be called.
 
     Args:
         model: whose parts are replaced.
@@ -30,7 +31,7 @@ def replace_modules(
     waiting = _places(model)
     while waiting:
         module, places = waiting.pop()
-        answer = replacement(module)
+        answer = None if any(map(has_hooks, module.modules())) else replacement(module)
         del module  # Its memory must not wait for the next one's turn.
         if isinstance(answer, torch.nn.Module):
             for parent, name in places:
