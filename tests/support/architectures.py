@@ -148,6 +148,7 @@ PACKED: dict[str, Callable[[], Any]] = {
     "smollm3": lambda: _config("smollm3"),
     "glm4": lambda: _config("glm4", head_dim=16),
     "exaone4": lambda: _config("exaone4", sliding_window=12, layer_types=_MIXED),
+    "mellum-dense": lambda: _config("mellum", head_dim=16, mlp_layer_types=["dense"] * 4),
 }
 """Served packed, through the attention registry."""
 

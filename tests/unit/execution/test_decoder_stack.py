@@ -22,7 +22,18 @@ from tengserve_backend.execution.packed import PackedForward
 from tengserve_backend.scheduling.step import ScheduledSequence, Step
 
 # Of llama's shape: pre-norm, rotated by halves, gated MLPs.
-STACKED = {"llama", "llama-tied", "llama-dynamic-rope", "qwen2", "qwen2-window", "qwen3", "mistral", "phi3", "smollm3"}
+STACKED = {
+    "llama",
+    "llama-tied",
+    "llama-dynamic-rope",
+    "qwen2",
+    "qwen2-window",
+    "qwen3",
+    "mistral",
+    "phi3",
+    "smollm3",
+    "mellum-dense",
+}
 DTYPES = (torch.float32, torch.bfloat16)
 
 

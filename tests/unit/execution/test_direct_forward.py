@@ -144,6 +144,18 @@ def test_a_model_that_takes_no_rows_to_keep_is_left(
     assert "it fails with TypeError on random input" in caplog.text
 
 
+def test_a_model_whose_angles_want_to_know_the_kind_of_layer_is_left(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    model, ids = build_model("mellum-dense"), torch.arange(20).unsqueeze(0)
+    with torch.inference_mode():
+        expected = model(input_ids=ids).logits
+        done = kernels_device().fuse(model, ())
+        assert done["decoder_stack"] == 1
+        assert "direct_forward" not in done
+        torch.testing.assert_close(model(input_ids=ids).logits, expected, rtol=1e-4, atol=1e-4)
+    assert "its parts fail with TypeError where nothing else is given" in caplog.text
+
+
 def _with_a_hook(model: Any) -> None:
     model.model.register_forward_hook(lambda module, args, output: None)
 

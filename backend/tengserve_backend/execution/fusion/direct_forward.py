@@ -77,7 +77,12 @@ def fuse_forward(model: Any, operators: FusedOperators, _: Callable[[], object])
     """
     if operators.decoder is None or not any(isinstance(module, DecoderLayers) for module in model.modules()):
         return
-    direct = _direct(model)
+    try:
+        direct = _direct(model)
+    except Exception as error:  # foreign model code, some of which asks for the kind of layer
+        if operators.is_fault(error):
+            raise
+        direct = f"its parts fail with {type(error).__name__} where nothing else is given"
     kind = type(model).__name__
     if isinstance(direct, str):
         yield Left(kind, direct)
