@@ -157,7 +157,7 @@ def _serve(settings: ServerSettings) -> int:
     keep_signals_to_this_process()
     end_early_on_signals()
     try:
-        listener = listen(settings.host, settings.http_port)
+        listener = listen(settings.host, settings.http_port, "HTTP, see --http-port")
         if settings.grpc:
             check_free(settings.host, settings.grpc_port, "gRPC, see --grpc-port and --no-grpc")
         progress = ProgressPrinter(sys.stderr)

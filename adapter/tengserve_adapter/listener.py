@@ -20,14 +20,18 @@ class ListenError(TengserveError):
     """The address cannot be listened on; the message says why."""
 
 
-def listen(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int, purpose: str) -> socket.socket:
     """A socket that listens on exactly this address.
 
     It listens before the server runs, so that a second server on the same port fails at once, and so that early clients
     wait a moment instead of being refused.
 
+    Args:
+        host, port: of it.
+        purpose: what is to listen there, and which flag names the port.
+
     Raises:
-        ListenError: the host is unknown, or the port is taken or not allowed.
+        ListenError: the host is unknown, or the port, as the message says with its purpose, is taken or not allowed.
     """
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -41,19 +45,16 @@ def listen(host: str, port: int) -> socket.socket:
         except OSError as error:
             failure = failure or error
     reason = failure.strerror if failure else "no address found"
-    raise ListenError(f"cannot listen on {host} port {port}: {reason}") from failure
+    raise ListenError(f"cannot listen on {host} port {port}: {reason} ({purpose})") from failure
 
 
 def check_free(host: str, port: int, purpose: str) -> None:
     """Tell early that a port cannot be listened on, for a server that opens its own socket later.
 
     Raises:
-        ListenError: as `listen`, with the purpose.
+        ListenError: as `listen`.
     """
-    try:
-        listen(host, port).close()
-    except ListenError as error:
-        raise ListenError(f"{error.message} ({purpose})") from error
+    listen(host, port, purpose).close()
 
 
 def _listen(family: int, kind: int, protocol: int, address: Any) -> socket.socket:

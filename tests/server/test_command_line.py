@@ -114,7 +114,9 @@ def test_a_taken_port_is_one_line(scripted_repository: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         result = run_cli("serve", "--model-repository", str(scripted_repository), "--http-port", str(port))
-    assert one_line(result) == f"cannot listen on 127.0.0.1 port {port}: Address already in use"
+    assert one_line(result) == (
+        f"cannot listen on 127.0.0.1 port {port}: Address already in use (HTTP, see --http-port)"
+    )
     assert result.returncode == 1
 
 

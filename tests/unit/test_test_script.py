@@ -114,6 +114,13 @@ def test_the_status_is_that_of_both(checkout: Checkout, host: int, npu: int, sta
     assert len(checkout.stages()) == 2
 
 
+@pytest.mark.parametrize("status", [2, 130, 143])
+def test_the_second_stage_does_not_follow_an_interrupted_one(checkout: Checkout, status: int) -> None:
+    checkout.answer(host=status)
+    assert checkout.run().returncode == status
+    assert checkout.stages() == [".venv 0 -m pytest"]
+
+
 def test_without_a_simulation_one_sentence_says_so(checkout: Checkout) -> None:
     checkout.lack("there is no C compiler")
     done = checkout.run()

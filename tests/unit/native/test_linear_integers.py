@@ -228,6 +228,21 @@ def test_a_column_with_a_scale_that_is_no_number_answers_none(wrong: float) -> N
             assert answer[:, [0, 2, 4, 39]].isfinite().all()
 
 
+@pytest.mark.parametrize("exponent", [118, 119, 127])
+def test_the_largest_scales_answer_what_is_in_range(exponent: int) -> None:
+    ones, scales = torch.ones(32, 32), torch.full((32, 1), 2.0**exponent).bfloat16()
+    ops = cpu_operators()
+    x = torch.zeros(2, 32)
+    x[0, 3] = 2.0**-20
+    for dtype in DTYPES:
+        for answer in (
+            ops.linear_int8(x.to(dtype), ops.pack_linear_int8(ones.char(), scales), None, 32, 32),
+            ops.linear_int4(x.to(dtype), ops.pack_linear_int4(ones.byte(), scales, scales * 0), None, 32, 32),
+        ):
+            assert bool((answer[0] == 2.0 ** (exponent - 20)).all())
+            assert not answer[1].any()
+
+
 def test_weights_of_zero_answer_zero() -> None:
     zeros, none = torch.zeros(48, 64, dtype=torch.int8), torch.zeros(48, 2).bfloat16()
     ops = cpu_operators()

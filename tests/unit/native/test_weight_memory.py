@@ -46,6 +46,19 @@ def test_memory_of_weights_goes_back_with_the_last_of_them() -> None:
     assert resident() - before < 20 * MIB
 
 
+def test_memory_goes_back_under_others_that_stay() -> None:
+    source = weight(5)
+    ops = cpu_operators()
+    before = resident()
+    kept, dropped = [], []
+    for _ in range(10):
+        dropped.append(ops.pack_linear(source))
+        kept.append(ops.pack_linear(source))
+    dropped.clear()
+    assert resident() - before < 70 * MIB
+    assert all(answers(each) for each in kept)
+
+
 def test_weights_that_were_tried_and_dropped_leave_their_place() -> None:
     source = weight(3)
     ops = cpu_operators()

@@ -97,10 +97,11 @@ inline void store_rows(const LinearTask<Bf16>& task, const Panel<Bf16>& panel, i
   constexpr bool kInteger = kKind != WeightKind::kFloat;
   if (panel.columns == kPanelColumns && !task.bias) {
     Vec factors[] = {zeros(), zeros()};
-    for (int h = 0; kInteger && h < 2; ++h) factors[h] = load(panel.factors + h * kLanes) * broadcast(kIntegerScale);
+    for (int h = 0; kInteger && h < 2; ++h) factors[h] = load(panel.factors + h * kLanes);
     const auto result = [&](int h) {
       const Vec own = load(sums + h * kLanes);
-      return kInteger ? (own * factors[h]).v : own.v;
+      // One after the other: the two factors together may be more than float32 has.
+      return kInteger ? (own * broadcast(kIntegerScale) * factors[h]).v : own.v;
     };
     Bf16* to = task.out + row0 * task.out_stride + panel.column;
     for (int r = 0; r < rows; ++r, sums += kPanelColumns, to += task.out_stride) {

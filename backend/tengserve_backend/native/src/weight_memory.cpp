@@ -3,6 +3,7 @@
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/zeros.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
@@ -46,9 +47,16 @@ class Region {
     used_ += bytes;
     return taken;
   }
-  // The last that was taken can be taken again: one that was packed to be tried, and is not wanted.
-  void give_back(const char* taken, int64_t bytes) {
-    if (taken + bytes == start_ + used_) used_ -= bytes;
+  // The last that was taken can be taken again: one that was packed to be tried, and is not wanted. Under others that
+  // stay, pages go back to the system.
+  void give_back(char* taken, int64_t bytes) {
+    if (taken + bytes == start_ + used_) {
+      used_ -= bytes;
+      return;
+    }
+    const int64_t page = sysconf(_SC_PAGESIZE), from = taken - start_;
+    const int64_t first = rounded_up(from, page), end = (from + bytes) / page * page;
+    if (first < end) madvise(start_ + first, end - first, MADV_DONTNEED);
   }
 
  private:
@@ -93,7 +101,7 @@ at::Tensor weight_zeros(at::IntArrayRef sizes, at::ScalarType dtype) {
   std::memset(memory, 0, bytes);
   const auto release = [region, whole](void* taken) {
     const std::lock_guard<std::mutex> alone(current().mutex);
-    region->give_back(static_cast<const char*>(taken), whole);
+    region->give_back(static_cast<char*>(taken), whole);
   };
   return at::from_blob(memory, sizes, release, options);
 }
