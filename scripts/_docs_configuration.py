@@ -31,7 +31,12 @@ _TAIL = """
   tokens.
 - On v2 `generate` a prompt may besides have at most maxSeqLen - maxIterTimes tokens, where that is positive: with the
   defaults, 2560 - 512 = 2048.
-- An answer has at most min(max_new_tokens of the request, maxIterTimes, maxSeqLen - prompt) tokens.
+- An answer has at most min(max_new_tokens of the request, maxIterTimes, maxSeqLen - prompt, the positions that the
+  model was built for + 1 - prompt) tokens.
+- A request is refused whose prompt and longest answer are more than the KV cache holds (`kvCacheMemory`).
+- The log tells at load what is in effect: tokens of prompts, of sequences and of the KV cache. It warns when
+  config.pbtxt sets maxSeqLen, maxInputTokenLen or maxIterTimes to more than that, and of a KV cache smaller than the
+  longest sequence.
 - When maxWaitingRequests or maxWaitingTokens is reached, the next request is refused at once, with `Retry-After`.
 
 ## Weights

@@ -257,7 +257,8 @@ def test_engine_numbers_and_answers_are_on_the_metrics_page(scripted_repository:
     labels = '{model="scripted",version="1"}'
     for line in (
         f"tengserve_model_ready{labels} 1.0",
-        'tengserve_model_info{attention="none",device="cpu",dtype="float32",fused="",model="scripted",version="1"} 1.0',
+        'tengserve_model_info{attention="none",device="cpu",dtype="float32",fused="",model="scripted",'
+        'quantization="none",version="1"} 1.0',
         f"tengserve_generated_tokens_total{labels} 5.0",
         f"tengserve_kv_cache_free_blocks{labels} 8.0",
         f"nv_inference_pending_request_count{labels} 0.0",

@@ -41,8 +41,12 @@ GRPC_REQUESTS = Counter(
 
 LABELS = ("model", "version")
 READY = ("model_ready", "1 when the model can answer.")
-INFO = ("model_info", "1; how the model runs now: fused names its fused operators, with commas between them.")
-INFO_LABELS = (*LABELS, "device", "dtype", "attention", "fused")
+INFO = (
+    "model_info",
+    "1; how the model runs now: quantization is that of its weights, or none; fused names its fused operators, with "
+    "commas between them.",
+)
+INFO_LABELS = (*LABELS, "device", "dtype", "quantization", "attention", "fused")
 PHASE_SECONDS = (
     "step_phase_seconds",
     f"Time of steps by phase, with --step-profile: {', '.join(phase.value for phase in Phase)}.",
@@ -107,7 +111,8 @@ class EngineCollector(Collector):
             except TengserveError:
                 continue  # Not loaded: readiness is all there is to tell.
             runs = engine.info
-            info.add_metric((*labels, runs.device, runs.dtype, runs.attention_tier, ",".join(sorted(runs.fused))), 1.0)
+            fused = ",".join(sorted(runs.fused))
+            info.add_metric((*labels, runs.device, runs.dtype, runs.quantization, runs.attention_tier, fused), 1.0)
             for gauge, (_, _, read) in zip(gauges, GAUGES, strict=True):
                 gauge.add_metric(labels, read(status))
             for counter, (_, _, read) in zip(counters, COUNTERS, strict=True):

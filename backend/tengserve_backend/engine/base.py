@@ -22,6 +22,7 @@ class ModelInfo:
         full_text_enabled: MindIE's fullTextEnabled: streams repeat the whole text so far.
         device, dtype, attention_tier: what the model runs on now, for logs and metrics.
         fused: names of the fusions that replaced parts of it.
+        quantization: how its linear layers keep their weights, as the setting says it.
     """
 
     name: str
@@ -34,6 +35,7 @@ class ModelInfo:
     dtype: str
     attention_tier: str
     fused: tuple[str, ...] = ()
+    quantization: str = "none"
 
 
 @dataclass(frozen=True, slots=True)

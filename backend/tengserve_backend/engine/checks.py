@@ -94,6 +94,6 @@ class RequestChecks:
         if needed > self._pool.total:
             raise PromptTooLongError(
                 f"The prompt of {len(prompt_ids)} tokens and its answer need {needed} blocks of the KV cache, "
-                f"which has {self._pool.total}.",
+                f"which has {self._pool.total}: ask for a shorter answer, or raise the model's kvCacheMemory.",
                 field="prompt",
             )

@@ -14,6 +14,7 @@ from tengserve_backend.engine.assembly import Capacity, assemble
 from tengserve_backend.engine.base import ModelInfo
 from tengserve_backend.engine.native import ModelDefaults, NativeEngine
 from tengserve_backend.engine.recovery import device_lost
+from tengserve_backend.engine.summary import tell
 from tengserve_backend.errors import ConfigurationError, TengserveError
 from tengserve_backend.execution.attention.tier import AttentionTier
 from tengserve_backend.execution.changeover import RunningModel, change_over
@@ -109,9 +110,9 @@ def _load(
         model, device, vocab_size=vocab_size, dtype=dtype, portable=settings.attention == "portable"
     )
     limits = _limits(settings, text_config)
-    _check_tier(choice.attention, settings, longest=_longest(limits))
+    _check_tier(choice.attention, settings, longest=limits.max_sequence_tokens)
     steps = SchedulerLimits(_step_tokens(settings, device), max_running=settings.max_batch_size)
-    peak = _activation_peak(choice, model, device, dtype=dtype, steps=steps, longest=_longest(limits))
+    peak = _activation_peak(choice, model, device, dtype=dtype, steps=steps, longest=limits.max_sequence_tokens)
     total_blocks = _total_blocks(settings, limits, choice, device, reserved=peak)
     forward = build_forward(choice, model, total_blocks=total_blocks, device=device, dtype=dtype)
     info = ModelInfo(
@@ -125,21 +126,9 @@ def _load(
         dtype=str(dtype).removeprefix("torch."),
         attention_tier=forward.tier,
         fused=tuple(fused),
+        quantization=settings.quantization,
     )
-    _log.info(
-        "model %s version %s: %s in %s on %s, attention %s, KV cache of %d blocks of %d tokens, "
-        "steps of up to %d tokens, %d of prompts beside streams",
-        info.name,
-        info.version,
-        info.architecture,
-        info.dtype,
-        info.device,
-        forward.tier,
-        total_blocks,
-        forward.block_size,
-        steps.tokens.most,
-        steps.tokens.beside_streams,
-    )
+    tell(info, settings, total_blocks=total_blocks, block_size=forward.block_size, step_tokens=steps.tokens)
     if choice.reason:
         _log.warning("model %s runs one sequence at a time, which is slower: %s", info.name, choice.reason)
     progress("starting", 1.0)
@@ -209,13 +198,6 @@ def _top_k(generation_config: Any) -> int:
     """generation_config.json's own top_k where it has one; transformers' built-in 50 does not count as one."""
     top_k = generation_config.to_diff_dict().get("top_k")
     return _DEFAULT_TOP_K if top_k is None else int(top_k)
-
-
-def _longest(limits: ModelLimits) -> int:
-    """Tokens of the longest sequence; the last one is never computed, so it may be one beyond the positions."""
-    if limits.max_position_embeddings is None:
-        return limits.max_seq_len
-    return min(limits.max_seq_len, limits.max_position_embeddings + 1)
 
 
 def _check_tier(tier: AttentionTier | None, settings: ModelSettings, *, longest: int) -> None:
@@ -290,7 +272,7 @@ def _total_blocks(
     """
     block_size = choice.block_size
     block_bytes = block_size * choice.bytes_per_token
-    full_sequence = -(-_longest(limits) // block_size)
+    full_sequence = -(-limits.max_sequence_tokens // block_size)
     most = settings.max_batch_size * full_sequence
     budget = settings.kv_cache_memory
     if budget.bytes is not None:

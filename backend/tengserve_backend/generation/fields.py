@@ -236,7 +236,7 @@ FIELDS: Final[tuple[Field, ...]] = (
         Kind.INTEGER,
         _both(Bounds(1, INT32_MAX), DEFAULT_MAX_NEW_TOKENS),
         "Most tokens to generate.",
-        "Lowered silently to maxIterTimes and to the room left in maxSeqLen.",
+        "Lowered silently to maxIterTimes and to the room left in maxSeqLen and in the positions of the model.",
     ),
     _field(
         "do_sample",

@@ -32,10 +32,13 @@ class ModelLimits:
             limits.append(self.max_position_embeddings)
         return min(limits)
 
+    @property
+    def max_sequence_tokens(self) -> int:
+        """The longest sequence. Its last token is never fed back, so it needs no position of its own."""
+        if self.max_position_embeddings is None:
+            return self.max_seq_len
+        return min(self.max_seq_len, self.max_position_embeddings + 1)
+
     def max_output_tokens(self, prompt_tokens: int, max_new_tokens: int) -> int:
         """Tokens that a request may generate: min(max_new_tokens, maxIterTimes, room left), at least 1."""
-        room = self.max_seq_len - prompt_tokens
-        if self.max_position_embeddings is not None:
-            # The last generated token is never fed back, so it needs no position of its own.
-            room = min(room, self.max_position_embeddings - prompt_tokens + 1)
-        return max(1, min(max_new_tokens, self.max_iter_times, room))
+        return max(1, min(max_new_tokens, self.max_iter_times, self.max_sequence_tokens - prompt_tokens))

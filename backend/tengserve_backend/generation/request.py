@@ -21,7 +21,8 @@ class GenerationRequest:
         request_id: the client's id, or one that the dialect made; unique only if clients make it so.
         prompt: text (tokenized with the tokenizer's own special tokens, no chat template) or token ids, used as given.
         sampling: how tokens are chosen.
-        max_new_tokens: at least 1; the model's maxIterTimes and the room left in maxSeqLen lower it silently.
+        max_new_tokens: at least 1; the model's maxIterTimes and the room left in maxSeqLen and in its positions lower
+            it silently.
         min_new_tokens: no EOS token and no stop string ends the answer before this many tokens.
         stop: strings that end the answer; they are not part of it.
         ignore_eos: an EOS token does not end the answer.

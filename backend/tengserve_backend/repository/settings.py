@@ -123,7 +123,11 @@ def _setting(key: str, rule: str, parse: Callable[[str], Any], default: str, tex
 
 @dataclass(frozen=True, slots=True)
 class ModelSettings:
-    """Options of one LLM, typed and checked; `settings_table` has what each means."""
+    """Options of one LLM, typed and checked; `settings_table` has what each means.
+
+    Attributes:
+        given: keys that somebody set, to any value; all others have their defaults.
+    """
 
     weights: str = field(
         default=".",
@@ -243,7 +247,7 @@ class ModelSettings:
             f"an integer in [2, {MAX_TOKENS}]",
             _integer(2, MAX_TOKENS),
             "2560",
-            "Tokens of prompt and output together.",
+            "Tokens of prompt and output together; the positions that the model was built for limit them too.",
         ),
     )
     max_input_token_len: int = field(
@@ -340,11 +344,12 @@ class ModelSettings:
             "Prompt tokens that may wait to be started, of all requests together.",
         ),
     )
+    given: frozenset[str] = field(default=frozenset(), compare=False)
 
 
 def settings_table() -> dict[str, Setting]:
     """The rows by attribute name of ModelSettings, in the order in which they are documented."""
-    return {row.name: row.metadata["setting"] for row in dataclasses.fields(ModelSettings)}
+    return {row.name: row.metadata["setting"] for row in dataclasses.fields(ModelSettings) if row.metadata}
 
 
 def read_settings(
@@ -375,7 +380,7 @@ def read_settings(
         except ValueError as error:
             because = f" ({error})" if str(error) else ""
             raise fail(key, f'{key} must be {setting.rule}, not "{shown(text)}"{because}') from None
-    settings = ModelSettings(**values)
+    settings = ModelSettings(**values, given=frozenset(parameters))
 
     if settings.max_iter_times > settings.max_seq_len:
         if "max_iter_times" in values:

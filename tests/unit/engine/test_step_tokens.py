@@ -26,6 +26,6 @@ SETTINGS = dataclasses.replace(ModelSettings(), device="cpu", cpu_kernels="off",
 def test_the_log_tells_them(tmp_path, caplog, changes, said):
     folder = build_tiny_model(tmp_path, "llama", seed=1)
     source = ModelSource("tiny", "1", folder, dataclasses.replace(SETTINGS, **changes))
-    with caplog.at_level(logging.INFO, logger="tengserve_backend.engine.load"):
+    with caplog.at_level(logging.INFO, logger="tengserve_backend.engine.summary"):
         load_engine(source, folder, lambda stage, fraction: None).stop()
     assert said in caplog.text
