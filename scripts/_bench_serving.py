@@ -29,7 +29,11 @@ def main() -> int:
         "--model-repository", type=Path, default=REPOSITORY, help="its only LLM is served (default: the quick start's)"
     )
     parser.add_argument("--dialect", choices=DIALECTS, default="infer_token", help="of our own server")
-    parser.add_argument("--dtype", default="float32", help="of the reference: float32 (default), bfloat16 or float16")
+    parser.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16", "float16"),
+        help="of the reference (default: the one in which this machine serves the model; with --url float32)",
+    )
     parser.add_argument(
         "--serve-flag",
         action="append",
@@ -46,7 +50,10 @@ def main() -> int:
             maker = Path(__file__).with_name("_bench_reference.py")
             # In a process of its own: torch's threads and memory must be gone when the measurement begins.
             command = [sys.executable, str(maker), str(options.reference), "--weights", str(options.tokenizer)]
-            subprocess.run([*command, "--dtype", options.dtype], check=True, stdout=sys.stderr)
+            command += ["--model-repository", str(options.model_repository)]
+            # What a server that others started computes in is not known here.
+            dtype = options.dtype or ("served" if options.url is None else "float32")
+            subprocess.run([*command, "--dtype", dtype], check=True, stdout=sys.stderr)
         if options.url is None:
             server = own_server(options.model_repository, *options.serve_flag, grpc=options.dialect == GRPC)
             address = stack.enter_context(server).removeprefix("http://")

@@ -5,10 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 
 from tengserve_backend.repository.scan import scan_repository
-from tengserve_backend.repository.source import Backend
+from tengserve_backend.repository.source import Backend, ModelSource
 from tengserve_backend.repository.weights import resolve_weights
 
 REPOSITORY = Path(__file__).resolve().parents[1] / "model_repository"
+
+
+def only_llm(repository: Path = REPOSITORY) -> ModelSource:
+    """The repository's only LLM.
+
+    Raises:
+        SystemExit: there is not exactly one.
+    """
+    sources = [source for source in scan_repository(repository) if source.backend is Backend.TENGSERVE]
+    if len(sources) != 1:
+        raise SystemExit(f"the repository has {len(sources)} LLMs, and this needs exactly one")
+    return sources[0]
 
 
 def weights_folder(repository: Path = REPOSITORY) -> Path:
@@ -17,7 +29,4 @@ def weights_folder(repository: Path = REPOSITORY) -> Path:
     Raises:
         SystemExit: there is not exactly one.
     """
-    sources = [source for source in scan_repository(repository) if source.backend is Backend.TENGSERVE]
-    if len(sources) != 1:
-        raise SystemExit(f"the repository has {len(sources)} LLMs, and this needs exactly one")
-    return resolve_weights(sources[0], lambda stage, fraction: None)
+    return resolve_weights(only_llm(repository), lambda stage, fraction: None)

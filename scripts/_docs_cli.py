@@ -18,6 +18,8 @@ tengserve npu-selfcheck [--device npu:N] [--model-repository DIR [--model NAME] 
 tengserve --version
 ```
 
+`scripts/serve` installs the command as `.venv/bin/tengserve`.
+
 `bench` puts a load on running servers and tells how they did ([performance](performance.md)); `tengserve bench --help`
 lists its flags. `npu-selfcheck` tries an Ascend NPU and prints a report ([NPUs](npu.md)); its status is 0 when all of
 it is right. The rest of this page is about `serve`.

@@ -12,6 +12,7 @@ from tengserve_adapter.bench import gate
 from tengserve_adapter.bench.requests import Prompt
 from tengserve_adapter.bench.systems import Target, connect, version
 from tengserve_adapter.bench.workloads import Prompts
+from tengserve_adapter.grpc.settings import GrpcSettings
 from tengserve_backend.text.tokenizer import load_tokenizer
 
 _TIMEOUT_S = 60.0
@@ -102,6 +103,45 @@ def test_mistakes_are_one_line(arguments: list[str], message: str) -> None:
     assert result.stderr.startswith(f"tengserve: error: {message}")
     assert result.stderr.count("\n") == 1
     assert result.returncode == 2
+
+
+def test_a_folder_without_a_tokenizer_is_told(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    result = run_cli("bench", "--url", "http://127.0.0.1:9", "--tokenizer", str(tmp_path))
+    assert result.stderr.startswith("tengserve: error: --tokenizer must be a folder with tokenizer.json, and '")
+    assert result.stderr.endswith("has no tokenizer files\n")
+    assert result.returncode == 2
+
+
+@pytest.mark.parametrize("model", [(), ("--model", "tiny")])
+def test_the_http_port_asked_over_grpc_is_told(
+    tiny_server: ServerProcess, word_tokenizer: Path, model: tuple[str, ...]
+) -> None:
+    result = run_cli("bench", "--url", f"grpc+{tiny_server.url}", "--tokenizer", str(word_tokenizer), *model)
+    assert result.stderr.startswith("tengserve: error: tengserve ")
+    assert result.stderr.endswith(f"Is this the gRPC port? It is {GrpcSettings().port} unless told otherwise\n")
+    assert result.stderr.count("\n") == 1
+    assert result.returncode == 2
+
+
+def test_less_is_wanted_of_a_reference_in_16_bits(
+    tiny_server: ServerProcess, word_tokenizer: Path, tmp_path: Path
+) -> None:
+    """The server answers another prompt's tokens: none is right, and the reference decides how many must be."""
+    prompt = Prompts(load_tokenizer(word_tokenizer).encode).prompt(8, "k")
+    for dtype, least in (("float32", "1"), ("bfloat16", "0.3")):
+        wrong = gate.Expected(prompt, (-1,) * gate.OUTPUT_TOKENS, "x")
+        gate.write_reference(gate.Reference("plain", (wrong,), dtype), tmp_path / "reference.json")
+        result = run_cli(
+            *("bench", "--url", tiny_server.url, "--tokenizer", str(word_tokenizer)),
+            *("--reference", str(tmp_path / "reference.json")),
+        )
+        assert f"is not measured: it differs from the reference, plain: agreement 0.000, and {least} is the least" in (
+            result.stderr
+        )
+        assert "token 0 of 16 should be -1 and is " in result.stderr
+        assert "--agreement 0 measures it all the same" in result.stderr
+        assert result.returncode == 1
 
 
 def test_a_server_that_is_not_there_is_told(word_tokenizer: Path) -> None:

@@ -28,6 +28,7 @@ from tengserve_adapter.bench.summary import rows
 from tengserve_adapter.bench.systems import Target, connect, targets, version
 from tengserve_adapter.bench.workloads import WORKLOADS, Prompts, Workload
 from tengserve_backend.errors import ConfigurationError, shown
+from tengserve_backend.repository.weights import has_tokenizer
 
 COMMAND: Final = "bench"
 FILES: Final = ("results.json", "results.md", "results.svg")
@@ -88,7 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser, *, own_server: bool = False) 
         metavar="DIR",
         type=Path,
         required=not own_server,
-        help="Folder with the model's tokenizer, from which prompts of known length are made.",
+        help="Folder with the model's tokenizer (tokenizer.json), from which prompts of known length are made.",
     )
     parser.add_argument(
         "--reference",
@@ -100,9 +101,8 @@ def add_arguments(parser: argparse.ArgumentParser, *, own_server: bool = False) 
     parser.add_argument(
         "--agreement",
         type=float,
-        default=1.0,
         help="Least share of the reference, before the first difference, with which a server is measured. Default: 1,"
-        " all of it; numbers of 16 bits need less.",
+        " all of it, or 0.3 where the reference was computed in numbers of 16 bits, whose rounding changes answers.",
     )
     parser.add_argument(
         "--workload",
@@ -163,6 +163,9 @@ def run(arguments: argparse.Namespace, program: str = "tengserve") -> int:
     rates = [_rate(text, concurrency) for text in _parts(arguments.rate)]
     slo = _slo(arguments.slo)
     reference = None if arguments.reference is None else read_reference(arguments.reference)
+    agreement = arguments.agreement
+    if agreement is None:
+        agreement = 1.0 if reference is None else reference.least_agreement
     prompts = _prompts(arguments.tokenizer)
 
     async def measure() -> tuple[Plan, Results, dict[str, Any]]:
@@ -178,7 +181,7 @@ def run(arguments: argparse.Namespace, program: str = "tengserve") -> int:
             slo=slo,
             seed=arguments.seed,
             timeout_s=arguments.timeout_s,
-            agreement=arguments.agreement,
+            agreement=agreement,
             reference=reference,
             prompts=prompts,
         )
@@ -238,6 +241,14 @@ def _load_average() -> float:
 def _prompts(folder: Path) -> Prompts:
     if not folder.is_dir():
         raise ConfigurationError(f"--tokenizer must be a folder, got {shown(str(folder))!r}")
+    try:
+        names = os.listdir(folder)
+    except OSError as error:
+        raise ConfigurationError(f"--tokenizer cannot be read: {error.strerror or error}") from None
+    if not has_tokenizer(names):
+        raise ConfigurationError(
+            f"--tokenizer must be a folder with tokenizer.json, and {shown(str(folder))!r} has no tokenizer files"
+        )
     from tengserve_backend.devices.npu.guard import guard
 
     guard()
@@ -258,7 +269,7 @@ def _check_numbers(arguments: argparse.Namespace) -> None:
     for flag, value, least, most in (
         ("--rounds", arguments.rounds, 1, 100),
         ("--requests", 1 if arguments.requests is None else arguments.requests, 1, 10_000),
-        ("--agreement", arguments.agreement, 0, 1),
+        ("--agreement", 1 if arguments.agreement is None else arguments.agreement, 0, 1),
         ("--timeout-s", arguments.timeout_s, 1, 86_400),
     ):
         if not least <= value <= most:

@@ -19,6 +19,10 @@ from tengserve_backend.errors import ConfigurationError, shown
 OUTPUT_TOKENS: Final = 16
 PROMPT_TOKENS: Final = (8, 17, 40, 100, 160, 300)
 """Lengths of the prompts that are asked; some beyond a block of the KV cache, and some beyond two."""
+_SHORT_DTYPES: Final = ("bfloat16", "float16")
+_LEAST_OF_SHORT: Final = 0.3
+"""Rounding to 16 bits turns near ties over, and all that follows a turned one differs; docs/performance.md has what
+servers gave."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +47,17 @@ class Reference:
     Attributes:
         made_by: who gave them.
         answers: one a prompt.
+        dtype: that they were computed in; "" when that is not known.
     """
 
     made_by: str
     answers: tuple[Expected, ...]
+    dtype: str = ""
+
+    @property
+    def least_agreement(self) -> float:
+        """The least share of it that a right server gives."""
+        return _LEAST_OF_SHORT if self.dtype in _SHORT_DTYPES else 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +93,8 @@ def read_reference(file: Path) -> Reference:
             Expected(Prompt(row["prompt"], tuple(row["prompt_ids"])), tuple(row["ids"]), row["text"])
             for row in data["answers"]
         )
-        return Reference(str(data["made_by"]), answers)
+        # Files of earlier versions tell no dtype.
+        return Reference(str(data["made_by"]), answers, str(data.get("dtype", "")))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigurationError(
             f"--reference must be a file that scripts/bench reference wrote, got {shown(str(file))!r} ({error})"
@@ -95,7 +107,8 @@ def write_reference(reference: Reference, file: Path) -> None:
         {"prompt": one.prompt.text, "prompt_ids": one.prompt.ids, "ids": one.ids, "text": one.text}
         for one in reference.answers
     ]
-    file.write_text(json.dumps({"made_by": reference.made_by, "answers": rows}, indent=1) + "\n", encoding="utf-8")
+    data = {"made_by": reference.made_by, "dtype": reference.dtype, "answers": rows}
+    file.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
 
 
 async def own_answers(ask: Ask, name: str, prompts: Sequence[Prompt], *, timeout_s: float) -> Reference:
@@ -154,6 +167,8 @@ def _compare(expected: Expected, found: Answer) -> tuple[int, int, str]:
     same = sum(1 for _ in pairs)
     if same == len(right) == len(given):
         return same, len(right), ""
-    unit = "token" if by_ids else "character"
-    at, instead = (shown(side[same : same + 12]) if same < len(side) else "the end" for side in (right, given))
-    return same, len(right), f"{unit} {same} should be {at} and is {instead}"
+    if by_ids:
+        at, instead = (str(side[same]) if same < len(side) else "the end" for side in (right, given))
+        return same, len(right), f"token {same} of {len(right)} should be {at} and is {instead}"
+    at, instead = (f"'{shown(side[same : same + 12])}'" if same < len(side) else "the end" for side in (right, given))
+    return same, len(right), f"from character {same} of {len(right)} it should be {at} and is {instead}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
+import grpc.aio
 import numpy as np
 import tritonclient.grpc.aio as triton
 from tritonclient.utils import InferenceServerException
@@ -41,7 +42,10 @@ class GrpcAsk:
                     raise AnswerError(f"the answer is an error: {error.message()[:500]}")
                 yield _chunk(result)
         except InferenceServerException as error:
-            raise AnswerError(f"the stream broke: {str(error.message())[:500]}") from error
+            raise AnswerError(f"the stream broke: {_explained(error.message())}") from error
+        except grpc.aio.AioRpcError as error:
+            # tritonclient wraps what its other calls raise, and not what comes out of a stream.
+            raise AnswerError(f"the stream broke: {_explained(error.details())}") from error
 
     async def close(self) -> None:
         """Close the channel."""
@@ -59,6 +63,14 @@ class GrpcAsk:
             "return_num_input_tokens": True,
         }
         return {"model_name": self._model, "inputs": [ids], "parameters": with_fields(parameters, self._fields)}
+
+
+def _explained(reason: str | None) -> str:
+    """What gRPC complains of, bounded; where nothing speaks gRPC at the address, with what is likely the matter."""
+    text = str(reason)[:500]
+    if "failed to connect" in text:
+        text = f"{text}. Is this the gRPC port? It is 8081 unless told otherwise"
+    return text
 
 
 async def _once(arguments: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
@@ -85,7 +97,7 @@ async def only_model(address: str) -> str:
     try:
         index = await client.get_model_repository_index(as_json=True)
     except InferenceServerException as error:
-        raise AnswerError(f"no list of models from {address}: {str(error.message())[:500]}") from error
+        raise AnswerError(f"no list of models from {address}: {_explained(error.message())}") from error
     finally:
         await client.close()
     names = sorted({model["name"] for model in index.get("models", ()) if model.get("state", "READY") == "READY"})

@@ -22,8 +22,8 @@ _MOST: Final = 10_000
 class Progress(Protocol):
     """Told how far the measurement is."""
 
-    def gate(self, system: str, verdict: Verdict, passed: bool) -> None:
-        """A system was judged."""
+    def gate(self, system: str, verdict: Verdict, least: float) -> None:
+        """A system was judged; it is measured when its agreement is no less than the least."""
         ...
 
     def begin(self, what: str, requests: int) -> None:
@@ -85,7 +85,7 @@ class Measurement:
                 reference = own
             verdict = await gate.check(system.ask, own, timeout_s=plan.timeout_s)
             verdicts[system.name] = verdict
-            self._progress.gate(system.name, verdict, self._passed(verdict))
+            self._progress.gate(system.name, verdict, plan.agreement)
         return verdicts
 
     async def _warm_up(self, workload: Workload, systems: list[System]) -> None:

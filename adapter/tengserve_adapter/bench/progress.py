@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from typing import Final, TextIO
@@ -33,11 +34,21 @@ class ProgressBar:
         self._began = 0.0
         self._drawn = 0.0
 
-    def gate(self, system: str, verdict: Verdict, passed: bool) -> None:
+    def gate(self, system: str, verdict: Verdict, least: float) -> None:
         """See Progress."""
+        passed = verdict.agreement >= least
         what = "answers as" if passed else "is not measured: it differs from"
-        difference = f" ({verdict.difference})" if verdict.difference else ""
-        self._line(f"{system} {what} the reference, {verdict.reference}: agreement {verdict.agreement:.3f}{difference}")
+        wanted = "" if passed else f", and {least:g} is the least"
+        self._line(f"{system} {what} the reference, {verdict.reference}: agreement {verdict.agreement:.3f}{wanted}")
+        if verdict.difference:
+            self._line(f"  the first difference: {verdict.difference}")
+        if not passed:
+            # Down: what it says must let the server in.
+            accepted = math.floor(verdict.agreement * 100) / 100
+            self._line(
+                f"  --agreement {accepted:g} measures it all the same; with dtype float32, of the server and of the"
+                " reference, a right one gives all"
+            )
 
     def begin(self, what: str, requests: int) -> None:
         """See Progress."""

@@ -90,7 +90,7 @@ def _load(
     settings = source.settings
     config = load_config(weights_dir, trust_remote_code=settings.trust_remote_code)
     text_config = config.get_text_config()
-    dtype = _dtype(settings, config, device)
+    dtype = model_dtype(settings, config, device)
     progress("loading the tokenizer", 0.0)
     tokenizer = load_tokenizer(weights_dir, trust_remote_code=settings.trust_remote_code)
     generation_config = load_generation_config(weights_dir, config)
@@ -167,7 +167,12 @@ def _load(
     return engine
 
 
-def _dtype(settings: ModelSettings, config: Any, device: DeviceBackend) -> torch.dtype:
+def model_dtype(settings: ModelSettings, config: Any, device: DeviceBackend) -> torch.dtype:
+    """The number format that a model is served in.
+
+    Raises:
+        ConfigurationError: the device does not compute in it.
+    """
     if settings.dtype != "auto":
         dtype = DTYPES[settings.dtype]
         device.check_dtype(dtype)

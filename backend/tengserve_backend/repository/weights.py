@@ -113,8 +113,13 @@ def _check_folder(folder: Path, called: str) -> None:
         _check_safetensors(folder / shard)
     if "config.json" not in names:
         raise ConfigurationError(f"{called} has no config.json: {_BELONGS}")
-    if not any(name.startswith(("tokenizer", "vocab")) or name.endswith(".tiktoken") for name in names):
+    if not has_tokenizer(names):
         raise ConfigurationError(f"{called} has no tokenizer files: {_BELONGS}")
+
+
+def has_tokenizer(names: Iterable[str]) -> bool:
+    """Whether a folder with files of these names has a tokenizer."""
+    return any(name.startswith(("tokenizer", "vocab")) or name.endswith(".tiktoken") for name in names)
 
 
 def _shards(index: Path) -> set[str]:

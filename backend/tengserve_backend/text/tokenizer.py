@@ -154,6 +154,9 @@ def load_tokenizer(weights_dir: Path, *, trust_remote_code: bool = False) -> Tok
         hint = ""
         if not trust_remote_code and "trust_remote_code" in str(error):
             hint = "it needs the Python code in the model's folder, which runs only when trustRemoteCode is true"
+        elif "instantiate the backend tokenizer" in str(error):
+            # What transformers says goes on over lines, and none of them says which file is missing.
+            hint = "the tokenizer files in the model's folder do not make one; tokenizer.json is wanted"
         raise ConfigurationError(
             f"the model's tokenizer cannot be loaded: {hint or foreign_reason(error, folder)}"
         ) from error

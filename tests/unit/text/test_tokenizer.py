@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from support.tiny_model import build_tiny_model
+from tengserve_backend.errors import ConfigurationError
 from tengserve_backend.text.tokenizer import FastTokenizer, load_tokenizer, longest_token_bytes
 
 
@@ -23,6 +25,12 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> FastTokenizer:
 @given(st.text(max_size=200))
 def test_no_text_has_fewer_tokens_than_the_bound(tokenizer: FastTokenizer, text: str) -> None:
     assert tokenizer.fewest_tokens(text) <= len(tokenizer.encode(text))
+
+
+def test_files_that_make_no_tokenizer_are_refused_with_what_is_wanted(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    with pytest.raises(ConfigurationError, match=r"do not make one; tokenizer\.json is wanted$"):
+        load_tokenizer(tmp_path)
 
 
 def test_the_bound_is_worth_something(tokenizer: FastTokenizer) -> None:
