@@ -264,9 +264,13 @@ def test_files_of_the_request_replace_the_folder_and_go_with_the_model(tmp_path,
     assert len(list(temporary.iterdir())) == 1
     here.live.unload("new")
     wait_for(lambda: not list(temporary.iterdir()))
-    # It is nowhere any more, so the next load forgets it.
-    here.live.load("a")
-    wait_for(lambda: here.states() == ["a:7:UNAVAILABLE:unloaded", "a:1:READY:"])
+
+    def is_forgotten() -> bool:
+        here.live.load("a")
+        return here.states() == ["a:7:UNAVAILABLE:unloaded", "a:1:READY:"]
+
+    # It is nowhere any more, so a load forgets it, once its unload has ended; its files go a moment before.
+    wait_for(is_forgotten)
 
 
 @pytest.mark.parametrize(
