@@ -144,7 +144,7 @@ def test_a_text_of_any_length_makes_a_record_of_bounded_length() -> None:
 )
 def test_the_url_is_one_that_a_local_client_reaches(host: str, pattern: str) -> None:
     try:
-        listener = listen(host, 0)
+        listener = listen(host, 0, "HTTP")
     except ListenError:
         assert host == "::1", "only IPv6 may be missing"
         pytest.skip("this machine has no IPv6")
