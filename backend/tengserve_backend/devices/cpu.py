@@ -35,8 +35,8 @@ _CACHE_TOKENS = 16384
 
 # A token of a prompt costs as much in a step of 256 as in a longer one, so more would only let others wait.
 _STEP_TOKENS = 256
-# With these a step takes about two and a half times as long as one without a prompt; `scripts/bench steps` tells.
-_BESIDE_STREAMS = 96
+# With these a step takes about three times as long as one without a prompt; `scripts/bench steps` tells.
+_BESIDE_STREAMS = 128
 _BESIDE_STREAMS_PLAIN = 64
 
 
