@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import json
 import logging
 import os
@@ -135,6 +136,7 @@ def _convert(gguf: Path, target: Path, report: Callable[[float], None]) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
+    _read_once()
     place: dict[str, Any] = {"gguf_file": gguf.name, "local_files_only": True}
     report(0.1)
     metadata = _metadata(gguf)
@@ -150,6 +152,18 @@ def _convert(gguf: Path, target: Path, report: Callable[[float], None]) -> None:
         tokenizer.save_pretrained(target)
         model.save_pretrained(target)
     report(1.0)
+
+
+def _read_once() -> None:
+    """Let what transformers does over and over be done once in this process: that is half of a conversion.
+
+    transformers 5.24 parses the file's metadata three times, each vocabulary and list of merges entry by entry, and
+    makes the table of tensor names for every module of the model. It takes both functions from `gguf` as it calls them.
+    """
+    import gguf
+
+    for name in ("GGUFReader", "get_tensor_name_map"):
+        setattr(gguf, name, functools.cache(getattr(gguf, name)))
 
 
 @contextlib.contextmanager
@@ -169,7 +183,7 @@ def _metadata(gguf: Path) -> dict[str, Any]:
     """The few metadata values that are needed here, read without the tensors."""
     from gguf import GGUFReader
 
-    reader = GGUFReader(gguf)
+    reader = GGUFReader(str(gguf))  # As transformers calls it: of one path there is one reader.
     wanted = (
         "tokenizer.ggml.pre",
         "tokenizer.ggml.eos_token_id",
