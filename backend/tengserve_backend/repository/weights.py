@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -24,6 +25,8 @@ _INDEX = "model.safetensors.index.json"
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 _MAX_NAMES = 5
 _BELONGS = "it takes a model's Hugging Face files: config.json, the tokenizer's and *.safetensors"
+_LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+"""How the small text begins that stands in for a file which Git has not brought yet."""
 _MAX_HEADER_BYTES = 100_000_000
 """The limit of the safetensors format itself."""
 
@@ -46,6 +49,7 @@ def resolve_weights(source: ModelSource, progress: Progress) -> Path:
             raise ConfigurationError("there is no such folder or file")
         if place.suffix.lower() != ".gguf":
             raise ConfigurationError("the file must be a .gguf file; other formats are served as a folder")
+        _refuse_pointer(place)
         return converted(place, cache_root(), convert_gguf, progress)
     except ConfigurationError as error:
         raise ConfigurationError(
@@ -110,19 +114,36 @@ def _check_folder(folder: Path, called: str) -> None:
     for shard in sorted(shards):
         if shard not in names:
             raise ConfigurationError(f"{shard}, which {_INDEX} names, is missing")
+        _refuse_pointer(folder / shard)
         _check_safetensors(folder / shard)
     if "config.json" not in names:
         raise ConfigurationError(f"{called} has no config.json: {_BELONGS}")
     if not has_tokenizer(names):
         raise ConfigurationError(f"{called} has no tokenizer files: {_BELONGS}")
+    for name in ("config.json", *sorted(filter(_is_tokenizer, names))):
+        _refuse_pointer(folder / name)
 
 
 def has_tokenizer(names: Iterable[str]) -> bool:
     """Whether a folder with files of these names has a tokenizer."""
-    return any(name.startswith(("tokenizer", "vocab")) or name.endswith(".tiktoken") for name in names)
+    return any(map(_is_tokenizer, names))
+
+
+def _is_tokenizer(name: str) -> bool:
+    return name.startswith(("tokenizer", "vocab")) or name.endswith(".tiktoken")
+
+
+def _refuse_pointer(file: Path) -> None:
+    """Tell that Git LFS has not brought a file; that one cannot be read, those report who need its content."""
+    is_pointer = False
+    with contextlib.suppress(OSError), file.open("rb") as stream:
+        is_pointer = stream.read(len(_LFS_POINTER)) == _LFS_POINTER
+    if is_pointer:
+        raise ConfigurationError(f"{file.name} is a pointer of Git LFS and not the file itself: run git lfs pull there")
 
 
 def _shards(index: Path) -> set[str]:
+    _refuse_pointer(index)
     try:
         shards = set(json.loads(index.read_bytes())["weight_map"].values())
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:

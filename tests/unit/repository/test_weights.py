@@ -16,6 +16,7 @@ from tengserve_backend.repository.source import ModelSource
 from tengserve_backend.repository.weights import resolve_weights
 
 TENSOR = {"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 269060552\n"
 
 
 def safetensors(header: Mapping[str, object] = TENSOR, data: bytes = b"12345678") -> bytes:
@@ -66,7 +67,10 @@ def test_sharded_weights_are_taken(tmp_path: Path) -> None:
         ("model.safetensors", {"model.safetensors": b""}, "is incomplete"),
         ("model.safetensors", {"model.safetensors": safetensors()[:-1]}, "is incomplete"),
         ("model.safetensors", {"model.safetensors": safetensors() + b"x"}, "is incomplete"),
-        ("model.safetensors", {"model.safetensors": b"version https://git-lfs"}, "is incomplete"),
+        ("model.safetensors", {"model.safetensors": POINTER}, "model.safetensors is a pointer of Git LFS"),
+        ("model.safetensors", {"model.safetensors.index.json": POINTER}, "index.json is a pointer of Git LFS"),
+        ("tokenizer.json", {"tokenizer.model": POINTER}, "tokenizer.model is a pointer of Git LFS and not the file"),
+        ("config.json", {"config.json": POINTER}, "config.json is a pointer of Git LFS"),
         ("model.safetensors", {"model.safetensors": b"\xff" * 100}, "is incomplete"),
         ("model.safetensors", {"model.safetensors": safetensors({"w": 3})}, "is incomplete"),
         (
@@ -149,6 +153,9 @@ def test_a_file_that_is_no_gguf_is_refused(tmp_path: Path, monkeypatch: pytest.M
         resolve(tmp_path, "model.bin")
     (tmp_path / "model.gguf").write_bytes(b"not what its name says")
     with pytest.raises(ConfigurationError, match="parameter weights: the file is no GGUF file"):
+        resolve(tmp_path, "model.gguf")
+    (tmp_path / "model.gguf").write_bytes(POINTER)
+    with pytest.raises(ConfigurationError, match=r"weights: model\.gguf is a pointer of Git LFS .*: run git lfs pull"):
         resolve(tmp_path, "model.gguf")
     (tmp_path / "model.gguf").write_bytes(b"GGUF" + b"\xff" * 100)
     with pytest.raises(ConfigurationError, match="cannot be converted"):
