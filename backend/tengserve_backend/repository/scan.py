@@ -186,6 +186,8 @@ def _check_backend(name: str, config_file: ConfigFile) -> Backend:
         return Backend(config.backend)
     except ValueError:
         given = f'not "{shown(config.backend)}"' if config.backend else "and it is missing"
+        if config.platform:
+            given += f'; models of the platform "{shown(config.platform)}" are not served'
         known = " or ".join(f'"{backend.value}"' for backend in Backend)
         raise ConfigurationError(f"backend must be {known}, {given}", file=file) from None
 
