@@ -172,6 +172,7 @@ class Lifecycle:
             await asyncio.gather(*helpers, return_exceptions=True)
         _log.log(logging.ERROR if stop.exit_code else logging.INFO, "stopping: %s", stop.reason)
         await self._shut_down(stop, server, http)
+        _log.info("stopped")
         if stop.exit_code == DEVICE_LOST:
             end_now(DEVICE_LOST)
         for number in SIGNALS:

@@ -121,6 +121,7 @@ def test_sigterm_lets_a_stream_end_and_admits_nothing_new(scripted_repository: P
         assert next(events)["generated_text"] == "t1 t2 t3 "
         assert list(events) == []
         assert server.wait() == 0
+        assert server.stderr[-1].endswith(": stopped")
 
 
 def test_the_drain_ends_at_its_timeout_with_an_error_in_the_stream(scripted_repository: Path) -> None:

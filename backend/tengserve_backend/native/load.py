@@ -70,7 +70,9 @@ def _find_or_build() -> Future[CpuLibrary | None]:
         _log.warning("%s: %s", _NONE, lack)
         promise.set_result(None)
     else:
-        _log.info("building the kernels for the CPU; models start on plain torch operators meanwhile")
+        _log.info(
+            "building the kernels for the CPU, a minute or more; models answer on plain torch operators meanwhile"
+        )
 
         def build() -> None:
             library = None
