@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+
+from tengserve_backend.repository.mindie_settings import MINDIE_SETTINGS
 from tengserve_backend.repository.settings import settings_table
 
 _HEAD = """# Configuration of a model
@@ -39,6 +42,16 @@ _TAIL = """
   longest sequence.
 - When maxWaitingRequests or maxWaitingTokens is reached, the next request is refused at once, with `Retry-After`.
 
+## From MindIE's config.json
+
+maxSeqLen, maxInputTokenLen, maxIterTimes, maxBatchSize, fullTextEnabled and trustRemoteCode are parameters here too, by
+the same names and with the same meaning; mind the defaults. Other settings of MindIE:
+
+| MindIE | tengserve |
+| --- | --- |
+{mindie}
+A name of the left column among the parameters is refused with the words of the right one.
+
 ## Weights
 
 | `weights` | what is loaded |
@@ -70,4 +83,11 @@ def render() -> dict[str, str]:
         f"| `{setting.key}` | {setting.rule} | {setting.default} | {setting.help} |\n"
         for setting in settings_table().values()
     ]
-    return {"docs/configuration.md": _HEAD + "".join(rows) + _TAIL}
+    mindie = "".join(f"| `{name}` | {_in_table(instead)} |\n" for name, instead in MINDIE_SETTINGS.items())
+    return {"docs/configuration.md": _HEAD + "".join(rows) + _TAIL.replace("{mindie}", mindie)}
+
+
+def _in_table(instead: str) -> str:
+    """With the names of our own settings as code: a parameter's, and flags."""
+    keys = "|".join(setting.key for setting in settings_table().values())
+    return re.sub(rf"(?<=parameter )({keys})|--[a-z-]+", lambda match: f"`{match[0]}`", instead)

@@ -16,6 +16,7 @@ from typing import Any
 from tengserve_backend.errors import ConfigurationError, shown
 from tengserve_backend.repository.cpu_list import MAX_CPU, parse_cpus
 from tengserve_backend.repository.memory_budget import AUTO_MEMORY, MemoryBudget, parse_memory
+from tengserve_backend.repository.mindie_settings import MINDIE_SETTINGS
 
 MAX_TOKENS = 4194304
 """The largest token count that a setting takes: MindIE's own bound of maxInputTokenLen."""
@@ -373,6 +374,8 @@ def read_settings(
     values: dict[str, Any] = {}
     for key, text in parameters.items():
         if key not in rows:
+            if instead := MINDIE_SETTINGS.get(key):
+                raise fail(key, f'unknown parameter "{key}": MindIE\'s {key} is here {instead}')
             raise fail(key, f'unknown parameter "{shown(key)}"{near_misses(key, rows)}')
         name, setting = rows[key]
         try:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import pytest
 
+from tengserve_adapter.settings import ServerSettings, flag
 from tengserve_backend.errors import ConfigurationError, shown
 from tengserve_backend.repository.memory_budget import MemoryBudget
+from tengserve_backend.repository.mindie_settings import MINDIE_SETTINGS
 from tengserve_backend.repository.settings import (
     MAX_BATCH_SIZE,
     MAX_QUEUE,
@@ -151,6 +154,22 @@ def test_an_unknown_key_names_the_nearest(key: str, near: str) -> None:
     with pytest.raises(ConfigurationError, match=f'unknown parameter "{key}": did you mean .*{near}') as caught:
         read_settings({key: "1"}, file="m/config.pbtxt", lines={key: 3})
     assert (caught.value.file, caught.value.line) == ("m/config.pbtxt", 3)
+
+
+@pytest.mark.parametrize("key", MINDIE_SETTINGS)
+def test_a_setting_of_mindie_that_is_none_of_ours_says_what_is_in_its_place(key: str) -> None:
+    instead = re.escape(MINDIE_SETTINGS[key])
+    with pytest.raises(ConfigurationError, match=f'unknown parameter "{key}": MindIE\'s {key} is here {instead}$'):
+        read_settings({key: "1"})
+
+
+@pytest.mark.parametrize("instead", sorted(set(MINDIE_SETTINGS.values())))
+def test_what_is_in_the_place_of_a_setting_of_mindie_exists(instead: str) -> None:
+    keys = {setting.key for setting in settings_table().values()}
+    flags = {flag(row.name) for row in dataclasses.fields(ServerSettings)}
+    assert set(re.findall(r"parameter (\w+)", instead)) <= keys
+    assert set(re.findall(r"--[a-z-]+", instead)) <= flags
+    assert instead.startswith(("the ", "nothing"))
 
 
 def test_an_unknown_key_that_is_near_to_nothing_lists_all() -> None:
