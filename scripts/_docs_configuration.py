@@ -42,10 +42,10 @@ _TAIL = """
   longest sequence.
 - When maxWaitingRequests or maxWaitingTokens is reached, the next request is refused at once, with `Retry-After`.
 
-## From MindIE's config.json
+## Coming from MindIE
 
 maxSeqLen, maxInputTokenLen, maxIterTimes, maxBatchSize, fullTextEnabled and trustRemoteCode are parameters here too, by
-the same names and with the same meaning; mind the defaults. Other settings of MindIE:
+the same names and with the same meaning; mind the defaults. Other settings of its config.json:
 
 | MindIE | tengserve |
 | --- | --- |
