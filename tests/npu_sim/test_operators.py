@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -82,11 +83,11 @@ def test_an_operator_without_a_kernel_is_told_apart(npu: State) -> None:
     ],
     ids=["nonzero", "mask", "item", "truth", "equal"],
 )
-def test_waits_that_hide_in_operators_are_counted(npu: State, read: object) -> None:
+def test_waits_that_hide_in_operators_are_counted(npu: State, read: Callable[[torch.Tensor], object]) -> None:
     there = torch.tensor([1, 2, 2], device="npu")
     npu.reset_counters()
     with record() as log:
-        read(there)  # type: ignore[operator]
+        read(there)
     assert npu.device_to_host == 1
     assert log.host_reads.total() == 1
 

@@ -133,3 +133,14 @@ async def first_output(model: TensorModel, request: InferRequest | None = None) 
     response = await answer(model, request or ask())
     made: list[object] = response.outputs[0].data.tolist()
     return made
+
+
+async def queued(m: PythonModel, *requests: InferRequest) -> list[asyncio.Task[InferResponse]]:
+    """These requests, waiting in this order."""
+    tasks = []
+    for request in requests:
+        waiting = m.pending()
+        task = asyncio.create_task(answer(m, request))
+        tasks.append(task)
+        await until(lambda before=waiting, task=task: m.pending() != before or task.done())
+    return tasks

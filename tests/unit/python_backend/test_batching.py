@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from support.python_models import IO, answer, ask, first_output, fp32, model, until
+from support.python_models import IO, answer, ask, first_output, fp32, model, queued, until
 from tengserve_backend.errors import ConfigurationError, DeadlineExceededError, OverloadedError, RequestAbortedError
 from tengserve_backend.inference import Cancellation, FailureReason, InferRequest, InferResponse
 from tengserve_backend.python_backend import PythonModel
@@ -59,17 +59,6 @@ async def blocked(folder: Path, m: PythonModel) -> AsyncIterator[asyncio.Task[In
     finally:
         (folder / "m" / "1" / "go").touch()
         await task
-
-
-async def queued(m: PythonModel, *requests: InferRequest) -> list[asyncio.Task[InferResponse]]:
-    """These requests, waiting in this order."""
-    tasks = []
-    for request in requests:
-        waiting = m.pending()
-        task = asyncio.create_task(answer(m, request))
-        tasks.append(task)
-        await until(lambda before=waiting, task=task: m.pending() != before or task.done())
-    return tasks
 
 
 async def saw(tasks: list[Awaitable[InferResponse]] | list[asyncio.Task[InferResponse]]) -> list[list[float]]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from support.python_models import answer, ask, fp32, model, until
+from support.python_models import answer, ask, fp32, model, queued, until
 from tengserve_backend.errors import ConfigurationError, DeadlineExceededError, InvalidRequestError, RequestAbortedError
 from tengserve_backend.inference import InferRequest, InferResponse, SequenceFlags
 from tengserve_backend.python_backend import PythonModel
@@ -102,17 +102,6 @@ async def blocked(folder: Path, m: PythonModel, key: int = 99, *, rows: int | No
     finally:
         (folder / "m" / "1" / "go").touch()
         await task
-
-
-async def queued(m: PythonModel, *requests: InferRequest) -> list[asyncio.Task[InferResponse]]:
-    """These requests, waiting in this order."""
-    tasks = []
-    for request in requests:
-        waiting = m.pending()
-        task = asyncio.create_task(answer(m, request))
-        tasks.append(task)
-        await until(lambda before=waiting, task=task: m.pending() != before or task.done())
-    return tasks
 
 
 async def test_flags_and_the_correlation_id_reach_the_model_as_tensors(tmp_path: Path) -> None:
