@@ -240,11 +240,13 @@ def test_an_npu_that_is_not_there_is_one_sentence(monkeypatch: pytest.MonkeyPatc
 def test_a_device_that_fails_as_it_is_taken_is_lost(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(self: NpuDevice) -> None:
+    def fail(device: torch.device) -> None:
         raise RuntimeError("npuSynchronizeDevice: NPU function error: secret, error code is 507015")
 
     monkeypatch.setattr("tengserve_backend.devices.select.import_torch", lambda: NpuReadiness(NpuState.USABLE, "", 1))
-    monkeypatch.setattr(NpuDevice, "bind_thread", fail)
+    npu = FakeNpu("Ascend910B4")
+    npu.set_device = fail  # type: ignore[method-assign]  # what fails in this test
+    monkeypatch.setattr(torch, "npu", npu, raising=False)
     monkeypatch.setattr(torch, "device", _named)
     with pytest.raises(DeviceLostError, match=r"^The device npu:0 failed\.$") as lost:
         select_device("npu")
@@ -254,11 +256,13 @@ def test_a_device_that_fails_as_it_is_taken_is_lost(
 
 
 def test_a_device_that_only_refuses_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(self: NpuDevice) -> None:
+    def refuse(device: torch.device) -> None:
         raise RuntimeError("NPU function error: error code is 207005")
 
     monkeypatch.setattr("tengserve_backend.devices.select.import_torch", lambda: NpuReadiness(NpuState.USABLE, "", 1))
-    monkeypatch.setattr(NpuDevice, "bind_thread", refuse)
+    npu = FakeNpu("Ascend910B4")
+    npu.set_device = refuse  # type: ignore[method-assign]  # what fails in this test
+    monkeypatch.setattr(torch, "npu", npu, raising=False)
     monkeypatch.setattr(torch, "device", _named)
     with pytest.raises(RuntimeError, match="207005"):
         select_device("npu")
