@@ -100,11 +100,17 @@ async def test_error_bodies_are_small_and_valid_whatever_the_message() -> None:
 
 async def test_unknown_routes_and_methods() -> None:
     async with client_of(app_with(FakeEngine())) as client:
-        for path in ("/nothing", "/v2/models/smollm2/generate/more", "/v2/" + "x" * 6000, "/infer_tokens"):
+        for path, said in (
+            ("/nothing", "/nothing"),
+            ("/v1/chat/completions", "/v1/chat/completions"),
+            ("/v2/models/smollm2/generate/more", "/v2/models/smollm2/generate/more"),
+            ("/v2/" + "x" * 6000, "/v2/" + "x" * 57 + "..."),
+            ("/two%0Alines?a=1", "/two\\nlines"),
+        ):
             response = await client.post(path)
             assert (response.status_code, response.json()) == (
                 404,
-                {"error": "Not Found", "error_type": "NotFoundError"},
+                {"error": f"This server has no URL {said}", "error_type": "NotFoundError"},
             )
         for method, path, allowed in (
             ("GET", "/infer", "POST"),
@@ -116,7 +122,11 @@ async def test_unknown_routes_and_methods() -> None:
             response = await client.request(method, path)
             assert response.status_code == 405
             assert sorted(response.headers["allow"].split(", ")) == allowed.split(", ")
-            assert response.json() == {"error": "Method Not Allowed", "error_type": "Method Not Allowed"}
+            answer = response.json()
+            assert answer == {
+                "error": f"{path} takes {response.headers['allow']}, not {method}",
+                "error_type": "Method Not Allowed",
+            }
 
 
 async def test_what_other_routes_of_the_app_raise_is_json_too() -> None:

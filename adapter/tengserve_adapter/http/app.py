@@ -25,6 +25,7 @@ from tengserve_adapter.http.settings import HttpSettings
 from tengserve_adapter.http.tensor_generate import TensorGenerateEndpoint
 from tengserve_adapter.http.tensors import InferEndpoint
 from tengserve_adapter.protocols.mindie import Url
+from tengserve_backend.errors import shown
 
 _MODEL: Final = "/v2/models/{model}"
 _VERSION: Final = "/v2/models/{model}/versions/{version}"
@@ -87,7 +88,18 @@ async def _http_exception(request: Request, error: Exception) -> Response:
     if not isinstance(error, HTTPException):
         return response_for(error)
     error_type = "NotFoundError" if error.status_code == 404 else HTTPStatus(error.status_code).phrase
-    return error_response(error.status_code, error_body(str(error.detail), error_type), error.headers or {})
+    return error_response(error.status_code, error_body(_words(request, error), error_type), error.headers or {})
+
+
+def _words(request: Request, error: HTTPException) -> str:
+    """Of what routing refuses it says no more than the status' name; so what was asked for is added."""
+    path = shown(request.scope["path"])
+    if error.detail == HTTPStatus.NOT_FOUND.phrase:
+        return f"This server has no URL {path}"
+    allowed = (error.headers or {}).get("Allow")
+    if error.detail == HTTPStatus.METHOD_NOT_ALLOWED.phrase and allowed:
+        return f"{path} takes {allowed}, not {shown(request.method)}"
+    return str(error.detail)
 
 
 async def _validation_error(request: Request, error: Exception) -> Response:

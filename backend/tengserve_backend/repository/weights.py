@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
+import logging
 import os
 import re
 from collections.abc import Iterable
@@ -16,6 +17,8 @@ from tengserve_backend.errors import ConfigurationError, shown
 from tengserve_backend.execution.gguf import convert_gguf
 from tengserve_backend.repository.gguf_cache import converted
 from tengserve_backend.repository.source import ModelSource, Progress
+
+_log = logging.getLogger(__name__)
 
 _PACKAGE = "package:"
 _PACKAGE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}", re.ASCII)
@@ -40,6 +43,7 @@ def resolve_weights(source: ModelSource, progress: Progress) -> Path:
         ConfigurationError: there is no such folder or file, it holds no weights that we load, or they are damaged. The
             message names the model's config.pbtxt, whose `weights` has the path.
     """
+    place = None
     try:
         place = _locate(source)
         if place.is_dir():
@@ -52,6 +56,9 @@ def resolve_weights(source: ModelSource, progress: Progress) -> Path:
         _refuse_pointer(place)
         return converted(place, cache_root(), convert_gguf, progress)
     except ConfigurationError as error:
+        if place is not None:
+            # Clients see the error, and a path is for the operator alone.
+            _log.info("model %s, version %s: weights are looked for at %s", source.name, source.version, place)
         raise ConfigurationError(
             f"parameter weights: {error.message}", file=f"{source.name}/config.pbtxt"
         ) from error.__cause__

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import logging
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -135,6 +136,16 @@ def test_a_place_that_is_none_is_an_error(tmp_path: Path, package: Path, weights
     with pytest.raises(ConfigurationError) as caught:
         resolve(tmp_path / "m", weights)
     assert says in caught.value.message
+
+
+@pytest.mark.parametrize("weights", ["nowhere", "/nowhere/at/all", "."])
+def test_the_log_says_where_weights_are_looked_for(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, weights: str
+) -> None:
+    caplog.set_level(logging.INFO)
+    with pytest.raises(ConfigurationError):
+        resolve(tmp_path / "m", weights)
+    assert f"model m, version 1: weights are looked for at {tmp_path / 'm' / weights}" in caplog.text
 
 
 def test_the_quick_start_models_package_is_missing_with_the_command_that_installs_it(
