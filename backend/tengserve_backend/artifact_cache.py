@@ -99,7 +99,7 @@ def is_whole(entry: Path) -> bool:
         manifest: Any = json.loads((entry / _MANIFEST).read_bytes())
         files = manifest["files"]
         return bool(files) and all(_fingerprint(entry / name) == expected for name, expected in files.items())
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         # Absent or damaged: for every kind of damage the answer is the same.
         return False
 

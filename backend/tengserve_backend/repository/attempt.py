@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Final
 
 from tengserve_backend.engine.base import Engine
-from tengserve_backend.errors import DeviceLostError, ShuttingDownError, TengserveError
+from tengserve_backend.errors import DeviceLostError, ShuttingDownError, TengserveError, one_line
 from tengserve_backend.inference.model import TensorModel
 from tengserve_backend.repository.source import ModelSource, Progress
 
@@ -62,7 +62,7 @@ class Attempts:
                 self.device_lost = error.message
             cause = error.__cause__
             _log.error("model %s, version %s: %s", source.name, source.version, error.message, exc_info=cause)
-            return None, error.message
+            return None, one_line(error.message)
         except Exception:  # noqa: BLE001 - loading runs other people's code, which may raise anything
             _log.exception("model %s, version %s failed to load", source.name, source.version)
             return None, FAILED

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib.util
 import json
 import logging
 import os
 import re
+import stat
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, BinaryIO
 
 from tengserve_backend.artifact_cache import cache_root
 from tengserve_backend.errors import ConfigurationError, shown
@@ -49,7 +51,7 @@ def resolve_weights(source: ModelSource, progress: Progress) -> Path:
         if place.is_dir():
             _check_folder(place, _folder_name(source, place))
             return place
-        if not place.exists():
+        if not place.is_file():
             raise ConfigurationError("there is no such folder or file")
         if place.suffix.lower() != ".gguf":
             raise ConfigurationError("the file must be a .gguf file; other formats are served as a folder")
@@ -120,14 +122,16 @@ def _check_folder(folder: Path, called: str) -> None:
         raise ConfigurationError(f"{called} has no .safetensors file: {_BELONGS}")
     for shard in sorted(shards):
         if shard not in names:
-            raise ConfigurationError(f"{shard}, which {_INDEX} names, is missing")
+            raise ConfigurationError(f"{shown(shard)}, which {_INDEX} names, is missing")
         _refuse_pointer(folder / shard)
         _check_safetensors(folder / shard)
     if "config.json" not in names:
         raise ConfigurationError(f"{called} has no config.json: {_BELONGS}")
     if not has_tokenizer(names):
         raise ConfigurationError(f"{called} has no tokenizer files: {_BELONGS}")
-    for name in ("config.json", *sorted(filter(_is_tokenizer, names))):
+    # Beside a tokenizer.json transformers reads no other file of a tokenizer that Git LFS would keep.
+    tokenizer = ["tokenizer.json"] if "tokenizer.json" in names else sorted(filter(_is_tokenizer, names))
+    for name in ("config.json", "generation_config.json", "tokenizer_config.json", *tokenizer):
         _refuse_pointer(folder / name)
 
 
@@ -143,17 +147,27 @@ def _is_tokenizer(name: str) -> bool:
 def _refuse_pointer(file: Path) -> None:
     """Tell that Git LFS has not brought a file; that one cannot be read, those report who need its content."""
     is_pointer = False
-    with contextlib.suppress(OSError), file.open("rb") as stream:
+    with contextlib.suppress(OSError), _open(file) as stream:
         is_pointer = stream.read(len(_LFS_POINTER)) == _LFS_POINTER
     if is_pointer:
-        raise ConfigurationError(f"{file.name} is a pointer of Git LFS and not the file itself: run git lfs pull there")
+        raise ConfigurationError(
+            f"{shown(file.name)} is a pointer of Git LFS and not the file itself: run git lfs pull there"
+        )
+
+
+def _open(file: Path) -> BinaryIO:
+    """A file to read; an OSError where it is a pipe or a device, which could keep a load for ever."""
+    if not stat.S_ISREG(file.stat().st_mode):
+        raise OSError(errno.EINVAL, "it is no regular file")
+    return file.open("rb")
 
 
 def _shards(index: Path) -> set[str]:
     _refuse_pointer(index)
     try:
-        shards = set(json.loads(index.read_bytes())["weight_map"].values())
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        with _open(index) as stream:
+            shards = set(json.load(stream)["weight_map"].values())
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ConfigurationError(f"{_INDEX} cannot be read as an index of weights") from error
     if not all(isinstance(shard, str) and shard == os.path.basename(shard) for shard in shards):
         raise ConfigurationError(f"{_INDEX} names files outside the folder")
@@ -163,7 +177,7 @@ def _shards(index: Path) -> set[str]:
 def _check_safetensors(file: Path) -> None:
     """Compare a file's length with what its header promises: it tells a broken download without reading the weights."""
     try:
-        with file.open("rb") as stream:
+        with _open(file) as stream:
             actual = os.fstat(stream.fileno()).st_size
             header_bytes = int.from_bytes(stream.read(8), "little")
             if actual < 8 or header_bytes > min(_MAX_HEADER_BYTES, actual - 8):
@@ -175,8 +189,8 @@ def _check_safetensors(file: Path) -> None:
         if actual != 8 + header_bytes + data_bytes:
             raise ValueError
     except OSError as error:
-        raise ConfigurationError(f"{file.name} cannot be read ({error.strerror})") from error
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+        raise ConfigurationError(f"{shown(file.name)} cannot be read ({error.strerror})") from error
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
         raise ConfigurationError(
-            f"{file.name} is no safetensors file, or is incomplete: copy or download it again"
+            f"{shown(file.name)} is no safetensors file, or is incomplete: copy or download it again"
         ) from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import logging
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -71,7 +72,21 @@ def test_sharded_weights_are_taken(tmp_path: Path) -> None:
         ("model.safetensors", {"model.safetensors": POINTER}, "model.safetensors is a pointer of Git LFS"),
         ("model.safetensors", {"model.safetensors.index.json": POINTER}, "index.json is a pointer of Git LFS"),
         ("tokenizer.json", {"tokenizer.model": POINTER}, "tokenizer.model is a pointer of Git LFS and not the file"),
+        ("tokenizer.json", {os.fsdecode(b"tokenizer\n\xff"): POINTER}, r"tokenizer\n\udcff is a pointer"),
+        ("model.safetensors", {os.fsdecode(b"a\n\xff.safetensors"): b""}, r"a\n\udcff.safetensors is no safetensors"),
+        ("model.safetensors", {"model.safetensors": safetensors()[:8] + b"[" * 200_000}, "is incomplete"),
+        ("model.safetensors", {"model.safetensors.index.json": b"[" * 200_000}, "cannot be read as an index"),
+        (
+            "model.safetensors",
+            {"model.safetensors.index.json": b'{"weight_map": {"w": "\\ud800' + b"x" * 5000 + b'"}}'},
+            r"\ud800xxxxx",
+        ),
         ("config.json", {"config.json": POINTER}, "config.json is a pointer of Git LFS"),
+        (
+            "config.json",
+            {"config.json": b"{}", "generation_config.json": POINTER},
+            "generation_config.json is a pointer",
+        ),
         ("model.safetensors", {"model.safetensors": b"\xff" * 100}, "is incomplete"),
         ("model.safetensors", {"model.safetensors": safetensors({"w": 3})}, "is incomplete"),
         (
@@ -97,8 +112,39 @@ def test_an_incomplete_folder_says_what_is_missing(
     with pytest.raises(ConfigurationError) as caught:
         resolve(folder)
     assert says in caught.value.message
+    assert len(caught.value.message.encode()) < 300, "clients see it"
     assert caught.value.message.startswith("m/config.pbtxt: parameter weights: ")
     assert str(tmp_path) not in caught.value.message
+
+
+@pytest.mark.parametrize("name", ["tokenizer.model", "tokenizer.model.v3", "tokenizer.json.bak", "vocab.old"])
+def test_a_pointer_that_nobody_reads_is_no_error(tmp_path: Path, name: str) -> None:
+    folder = fill(tmp_path)
+    (folder / name).write_bytes(POINTER)
+    assert resolve(folder).samefile(folder)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.log", "vocab", "x.tiktoken"])
+def test_a_pipe_that_nobody_reads_is_no_error(tmp_path: Path, name: str) -> None:
+    folder = fill(tmp_path)
+    os.mkfifo(folder / name)
+    assert resolve(folder).samefile(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("model.safetensors", r"model\.safetensors cannot be read \(it is no regular file\)"),
+        ("model.safetensors.index.json", "cannot be read as an index of weights"),
+        ("model.gguf", "there is no such folder or file"),
+    ],
+)
+def test_a_pipe_in_the_place_of_weights_is_refused(tmp_path: Path, name: str, says: str) -> None:
+    folder = fill(tmp_path)
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    with pytest.raises(ConfigurationError, match=says):
+        resolve(folder, name if name.endswith("gguf") else ".")
 
 
 @pytest.fixture
