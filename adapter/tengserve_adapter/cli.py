@@ -133,6 +133,11 @@ def _settings(arguments: argparse.Namespace) -> ServerSettings:
 
 def _serve(settings: ServerSettings) -> int:
     prepare()
+    from tengserve_adapter.children import keep_signals_to_this_process
+    from tengserve_adapter.lifecycle import end_early_on_signals, end_in_time
+
+    keep_signals_to_this_process()
+    end_early_on_signals()
     # Imported step by step, the quick ones first, so that each mistake is told as soon as it can be known.
     from tengserve_backend.repository.live import first_sources
     from tengserve_backend.repository.modes import ControlMode
@@ -148,14 +153,10 @@ def _serve(settings: ServerSettings) -> int:
             f" got {shown(settings.default_model)!r}"
         )
 
-    from tengserve_adapter.children import keep_signals_to_this_process
-    from tengserve_adapter.lifecycle import end_early_on_signals, end_in_time
     from tengserve_adapter.listener import ListenError, check_free, listen
     from tengserve_adapter.observability.logs import configure_logging
     from tengserve_adapter.progress import ProgressPrinter
 
-    keep_signals_to_this_process()
-    end_early_on_signals()
     try:
         listener = listen(settings.host, settings.http_port, "HTTP, see --http-port")
         if settings.grpc:

@@ -275,6 +275,7 @@ class Lifecycle:
         return False
 
     def _end_now(self, exit_code: int) -> None:
+        _log.info("stopped at once")
         try:
             self._clean_up()
         finally:

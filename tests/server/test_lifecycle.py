@@ -88,6 +88,28 @@ def test_a_signal_while_loading_ends_the_process(loading: ServerProcess, number:
     assert loading.wait() == 0
 
 
+# The repository is looked at for as long as the test wants.
+SCANNING = """
+import sys
+from tengserve_adapter import cli
+from tengserve_backend.repository import live
+def first_sources(*_):
+    print("scanning", file=sys.stderr, flush=True)
+    sys.stdin.read()
+live.first_sources = first_sources
+cli.main()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_process_before_it_knows_its_models(tmp_path: Path, number: signal.Signals) -> None:
+    with ServerProcess("--model-repository", str(tmp_path), program=("-c", SCANNING)) as server:
+        server.wait_for(re.compile("scanning"), "stderr")
+        server.signal(number)
+        assert server.wait() == 0
+        assert server.stderr == ["scanning"]
+
+
 def test_a_signal_ends_the_process_though_an_engine_hangs(scripted_repository: Path) -> None:
     with ready(scripted_repository) as server:
         tell(server, "hang")
@@ -102,6 +124,7 @@ def test_a_signal_ends_the_process_though_the_load_hangs(scripted_repository: Pa
         server.signal(signal.SIGTERM)
         assert server.wait() == 0
         assert any("the load did not end" in line for line in server.stderr)
+        assert server.stderr[-1].endswith(": stopped at once")
 
 
 def test_sigterm_lets_a_stream_end_and_admits_nothing_new(scripted_repository: Path) -> None:
