@@ -44,13 +44,27 @@ _TAIL = """
 
 ## Coming from MindIE
 
-maxSeqLen, maxInputTokenLen, maxIterTimes, maxBatchSize, fullTextEnabled and trustRemoteCode are parameters here too, by
-the same names and with the same meaning; mind the defaults. Other settings of its config.json:
+maxSeqLen, maxInputTokenLen, maxIterTimes, maxBatchSize, fullTextEnabled and trustRemoteCode of its config.json are
+parameters here too, by the same names, with the same meaning and the same defaults, but for maxBatchSize: 200 there, 32
+here. Numbers and `true` become strings:
+
+```
+backend: "tengserve"
+parameters { key: "device" value { string_value: "npu:0" } }
+parameters { key: "maxSeqLen" value { string_value: "8192" } }
+parameters { key: "maxInputTokenLen" value { string_value: "7000" } }
+parameters { key: "maxIterTimes" value { string_value: "1024" } }
+parameters { key: "maxBatchSize" value { string_value: "200" } }
+```
+
+Other settings:
 
 | MindIE | tengserve |
 | --- | --- |
 {mindie}
-A name of the left column among the parameters is refused with the words of the right one.
+A name of the left column among the parameters is refused with the words of the right one. What is in neither place
+(TLS, names of backends and templates, logs) has no counterpart here. Of MindIE's URLs there are
+[/infer, /infer_token](protocols/mindie.md) and [v2 generate](protocols/generate.md).
 
 ## Weights
 

@@ -186,7 +186,9 @@ def _check_backend(name: str, config_file: ConfigFile) -> Backend:
         return Backend(config.backend)
     except ValueError:
         given = f'not "{shown(config.backend)}"' if config.backend else "and it is missing"
-        if config.platform:
+        if config.platform in [backend.value for backend in Backend]:
+            given += f': set backend and not platform to "{config.platform}"'
+        elif config.platform:
             given += f'; models of the platform "{shown(config.platform)}" are not served'
         known = " or ".join(f'"{backend.value}"' for backend in Backend)
         raise ConfigurationError(f"backend must be {known}, {given}", file=file) from None

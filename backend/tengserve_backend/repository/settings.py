@@ -375,7 +375,7 @@ def read_settings(
     for key, text in parameters.items():
         if key not in rows:
             if instead := MINDIE_SETTINGS.get(key):
-                raise fail(key, f'unknown parameter "{key}": MindIE\'s {key} is here {instead}')
+                raise fail(key, f'unknown parameter "{key}": in place of MindIE\'s there is {instead}')
             raise fail(key, f'unknown parameter "{shown(key)}"{near_misses(key, rows)}')
         name, setting = rows[key]
         try:

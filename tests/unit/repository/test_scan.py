@@ -81,6 +81,7 @@ def test_models_and_versions_may_be_symbolic_links(tmp_path: Path) -> None:
     [
         ("", 'backend must be "tengserve" or "python", and it is missing'),
         ('backend: "vllm"', 'm/config.pbtxt: backend must be "tengserve" or "python", not "vllm"'),
+        ('platform: "python"', 'and it is missing: set backend and not platform to "python"'),
         ('platform: "onnxruntime_onnx"', 'and it is missing; models of the platform "onnxruntime_onnx" are not served'),
         ('backend: "python"', "m/config.pbtxt: version 1 has no model.py"),
         (MINIMAL + 'name: "other"', 'name must be that of the folder, "m", or be left out, not "other"'),

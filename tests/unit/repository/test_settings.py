@@ -159,7 +159,9 @@ def test_an_unknown_key_names_the_nearest(key: str, near: str) -> None:
 @pytest.mark.parametrize("key", MINDIE_SETTINGS)
 def test_a_setting_of_mindie_that_is_none_of_ours_says_what_is_in_its_place(key: str) -> None:
     instead = re.escape(MINDIE_SETTINGS[key])
-    with pytest.raises(ConfigurationError, match=f'unknown parameter "{key}": MindIE\'s {key} is here {instead}$'):
+    with pytest.raises(
+        ConfigurationError, match=f'unknown parameter "{key}": in place of MindIE\'s there is {instead}$'
+    ):
         read_settings({key: "1"})
 
 
