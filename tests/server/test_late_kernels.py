@@ -1,4 +1,5 @@
 """A server that starts without the CPU's kernels: it answers meanwhile, and goes over when they have been built.
+A model with a quantization waits for them.
 
 The compiler is a stand-in that ends when the test says so. What it "builds" is the real library, or nothing.
 """
@@ -7,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -77,13 +79,32 @@ def compiler(tmp_path: Path) -> Iterator[LateCompiler]:
 
 
 @contextmanager
-def started(compiler: LateCompiler, tmp_path: Path, **parameters: str) -> Iterator[ServerProcess]:
-    """A server that is ready while the compiler is not."""
+def building(compiler: LateCompiler, tmp_path: Path, **parameters: str) -> Iterator[ServerProcess]:
+    """A server that loads a model while the compiler runs."""
     repository = tmp_path / "repository"
     build_tiny_model(add_model(repository, "tiny", parameters={"device": "cpu", **parameters}))
     with ServerProcess("--model-repository", str(repository), variables=compiler.variables) as server:
-        server.wait_until_ready()
         server.wait_for(re.compile("building the kernels for the CPU"), "stderr")
+        yield server
+
+
+@contextmanager
+def started(compiler: LateCompiler, tmp_path: Path, **parameters: str) -> Iterator[ServerProcess]:
+    """A server that is ready while the compiler is not."""
+    with building(compiler, tmp_path, **parameters) as server:
+        server.wait_until_ready()
+        yield server
+
+
+@contextmanager
+def waiting(compiler: LateCompiler, tmp_path: Path) -> Iterator[ServerProcess]:
+    """A server whose model waits for the compiler."""
+    with building(compiler, tmp_path, quantization="int4") as server:
+        server.wait_for(
+            re.compile("model tiny: quantization int4 needs the kernels: waiting for their build"), "stderr"
+        )
+        server.wait_for(re.compile("^loading tiny: waiting for the kernels$"), "stderr")
+        assert httpx.get(f"{server.url}/v2/health/ready").status_code == 503
         yield server
 
 
@@ -147,3 +168,18 @@ def test_after_a_build_that_fails_a_model_goes_over_to_what_torch_has(compiler: 
         assert stream(server.url, PROMPTS[0]) == answer
         assert (before["attention"], before["fused"]) == ("portable", "")
         assert info(server) == before | {"fused": "packed_linear"}
+
+
+def test_a_quantized_model_tells_that_it_waits_for_the_build(compiler: LateCompiler, tmp_path: Path) -> None:
+    with waiting(compiler, tmp_path) as server:
+        compiler.end("build")
+        server.wait_until_ready()
+        assert info(server)["quantization"] == "int4"
+        assert "packed_linear" in info(server)["fused"]
+        assert sum("waiting for" in line for line in server.stderr) == 2, server.printed
+
+
+def test_a_stop_does_not_wait_for_the_build(compiler: LateCompiler, tmp_path: Path) -> None:
+    with waiting(compiler, tmp_path) as server:
+        server.signal(signal.SIGINT)
+        assert server.wait() == 0

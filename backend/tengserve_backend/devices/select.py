@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 from concurrent.futures import Future
 
 import torch
@@ -20,9 +21,6 @@ from tengserve_backend.errors import ConfigurationError, DeviceLostError
 from tengserve_backend.execution.fusion.quantized import Quantization
 from tengserve_backend.native.load import CpuLibrary, cpu_library
 
-_KERNELS_TIMEOUT_S = 1000.0
-"""For the build of the CPU kernels, which has a shorter one itself."""
-
 _log = logging.getLogger(__name__)
 
 
@@ -33,6 +31,7 @@ def select_device(
     cpu_threads: int | None = None,
     cpu_affinity: frozenset[int] | None = None,
     quantization: Quantization = Quantization.NONE,
+    waiting: Callable[[Future[CpuLibrary | None]], None] = lambda kernels: None,
 ) -> DeviceBackend:
     """The device that the `device` setting names.
 
@@ -41,6 +40,7 @@ def select_device(
         cpu_kernels: whether a CPU computes with our own operators; they are built where they are not there yet.
         cpu_threads, cpu_affinity: how many threads compute on a CPU, and where; None leaves it to `threads_for`.
         quantization: of linear layers; anything but none is of CPUs with our own operators, which are waited for.
+        waiting: called before that wait where they are still to be built; an error that it raises ends the wait.
 
     Raises:
         ConfigurationError: the machine has no such device, or no such CPUs, or the device cannot quantize.
@@ -65,22 +65,30 @@ def select_device(
     _log.info("the CPU computes with %s", threads)
     kernels = cpu_library() if cpu_kernels else None
     if quantization is not Quantization.NONE:
-        _need_kernels(kernels, quantization)
+        _need_kernels(kernels, quantization, waiting)
     return CpuDevice(kernels, threads, quantization)
 
 
-def _need_kernels(kernels: Future[CpuLibrary | None] | None, quantization: Quantization) -> None:
+def _need_kernels(
+    kernels: Future[CpuLibrary | None] | None,
+    quantization: Quantization,
+    waiting: Callable[[Future[CpuLibrary | None]], None],
+) -> None:
     """Wait for our operators: nothing else computes with quantized weights, and a model must not change under way.
+
+    Their build has a limit of its own.
 
     Raises:
         ConfigurationError: they cannot be had.
     """
-    try:
-        if kernels is not None and kernels.result(_KERNELS_TIMEOUT_S) is not None:
+    if kernels is None:
+        reason = "cpuKernels is off"
+    else:
+        if not kernels.done():
+            waiting(kernels)
+        if kernels.result() is not None:
             return
-        reason = "cpuKernels is off" if kernels is None else "they cannot be had, and the log says why"
-    except TimeoutError:
-        reason = "they were not built in time"
+        reason = "they cannot be had, and the log says why"
     raise ConfigurationError(
         f"quantization is {quantization.value!r}, which needs the CPU kernels, but {reason}; set quantization to none"
     )

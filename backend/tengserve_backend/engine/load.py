@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import logging
+from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +46,7 @@ _log = logging.getLogger(__name__)
 # What MindIE's ATB back end uses when neither the request nor the weights name one (MindIE native API, /infer_token:
 # top_k).
 _DEFAULT_TOP_K = 1000
+_REPORT_S = 0.2
 
 
 def load_engine(
@@ -54,7 +57,7 @@ def load_engine(
     Args:
         source: the model.
         weights_dir: its files.
-        progress: told how far it is.
+        progress: told how far it is; an error that it raises ends the load.
         step_profile: a folder for a trace of the engine's last steps; None measures nothing.
 
     Raises:
@@ -68,6 +71,7 @@ def load_engine(
         cpu_threads=source.settings.cpu_threads,
         cpu_affinity=source.settings.cpu_affinity,
         quantization=Quantization(source.settings.quantization),
+        waiting=functools.partial(_wait_for_kernels, source, progress),
     )
     try:
         return _load(source, weights_dir, progress, device, step_profile)
@@ -165,6 +169,18 @@ def _load(
             lambda done: engine.interleave(lambda blocks: change_over(running, done.result(), blocks))
         )
     return engine
+
+
+def _wait_for_kernels(source: ModelSource, progress: Progress, kernels: Future[Any]) -> None:
+    """Wait for a build of minutes; `progress` is how a stop gets in between."""
+    _log.info(
+        "model %s: quantization %s needs the kernels: waiting for their build",
+        source.name,
+        source.settings.quantization,
+    )
+    while not kernels.done():
+        progress("waiting for the kernels", 0.0)
+        wait([kernels], timeout=_REPORT_S)
 
 
 def model_dtype(settings: ModelSettings, config: Any, device: DeviceBackend) -> torch.dtype:

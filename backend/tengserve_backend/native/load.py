@@ -71,7 +71,8 @@ def _find_or_build() -> Future[CpuLibrary | None]:
         promise.set_result(None)
     else:
         _log.info(
-            "building the kernels for the CPU, a minute or more; models answer on plain torch operators meanwhile"
+            "building the kernels for the CPU, a minute or more; meanwhile models answer on plain torch operators, and "
+            "those with a quantization wait"
         )
 
         def build() -> None:
