@@ -29,6 +29,16 @@ import httpx
 ROOT = Path(__file__).resolve().parents[1]
 START_TIMEOUT_S = 300.0
 REQUEST_TIMEOUT_S = 600.0
+MEASUREMENTS = {
+    "serving": "every workload and load, also against other servers, after a look at their answers",
+    "reference": "the right answers for serving, kept in a file",
+    "injection": "what a long prompt does to running streams",
+    "efficiency": "streams over HTTP against a bare loop of the same steps",
+    "steps": "what makes a step longer",
+    "overhead": "what v2 infer costs beside stock KServe",
+    "quality": "what number formats cost in quality",
+}
+"""The words that `scripts/bench` takes, each a script of its own, and what it measures."""
 _TOPICS = ("the sea", "a long train journey", "how bread is made", "the planets", "a small town in winter")
 
 
@@ -153,7 +163,14 @@ def started(command: list[str], ready: str) -> Iterator[list[str]]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__)
+    listed = "\n".join(f"  {name:<12}{what}" for name, what in MEASUREMENTS.items())
+    parser = argparse.ArgumentParser(
+        prog="scripts/bench",
+        description=__doc__,
+        epilog=f"other measurements, each with a --help of its own:\n{listed}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("other", nargs="?", help="another measurement, as below; its name comes before its flags")
     parser.add_argument("--url", help="a running server; unset: one is started and ended")
     parser.add_argument(
         "--model-repository", type=Path, default=ROOT / "model_repository", help="for a server of its own"
@@ -164,6 +181,10 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3, help="how often both ways are measured (default 3)")
     parser.add_argument("--at-least", type=float, help="status 1 when the ratio is lower")
     options = parser.parse_args()
+    if options.other in MEASUREMENTS:
+        parser.error(f"{options.other} comes before its flags: scripts/bench {options.other} ...")
+    if options.other is not None:
+        parser.error(f"there is no measurement {options.other!r}; there are:\n{listed}")
     if not (1 <= options.streams <= 1024 and 1 <= options.shortest <= options.longest and 1 <= options.rounds <= 100):
         parser.error("it takes 1 to 1024 streams, 1 <= shortest <= longest, and 1 to 100 rounds")
     # By default SIGTERM ends Python at once, and the server would be left behind.

@@ -1,6 +1,6 @@
 """`tengserve bench` with everything that the quick-start model needs: its server, its tokenizer, right answers.
 
-A server of our own is started unless --url names one. The reference is plain transformers unless --reference is given.
+A server of our own is started unless --url names one.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser, *, own_server: bool = False) 
 
     Args:
         parser: that takes them.
-        own_server: a server and a tokenizer are there already unless others are named.
+        own_server: a server, a tokenizer and a reference are there already unless others are named.
     """
     parser.add_argument(
         "--url",
@@ -95,8 +95,8 @@ def add_arguments(parser: argparse.ArgumentParser, *, own_server: bool = False) 
         "--reference",
         metavar="FILE",
         type=Path,
-        help="Right greedy answers, as scripts/bench reference writes them. Unset: the first server's own, one at a"
-        " time.",
+        help="Right greedy answers, as scripts/bench reference writes them. Unset: "
+        + ("plain transformers gives them first." if own_server else "the first server's own, one at a time."),
     )
     parser.add_argument(
         "--agreement",
