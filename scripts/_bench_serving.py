@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import shlex
 import signal
 import subprocess
 import sys
@@ -43,17 +44,27 @@ def main() -> int:
     options = parser.parse_args()
     # By default SIGTERM ends Python at once, and the server would be left behind.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    of_model = []
+    if options.model_repository != REPOSITORY:
+        of_model += ["--model-repository", str(options.model_repository)]
+    if options.tokenizer is not None:
+        of_model += ["--weights", str(options.tokenizer)]
     options.tokenizer = options.tokenizer or weights_folder(options.model_repository)
     with contextlib.ExitStack() as stack:
         if options.reference is None:
             options.reference = Path(stack.enter_context(tempfile.TemporaryDirectory()), "reference.json")
-            maker = Path(__file__).with_name("_bench_reference.py")
-            # In a process of its own: torch's threads and memory must be gone when the measurement begins.
-            command = [sys.executable, str(maker), str(options.reference), "--weights", str(options.tokenizer)]
-            command += ["--model-repository", str(options.model_repository)]
             # What a server that others started computes in is not known here.
-            dtype = options.dtype or ("served" if options.url is None else "float32")
-            subprocess.run([*command, "--dtype", dtype], check=True, stdout=sys.stderr)
+            flags = ["--dtype", options.dtype or ("served" if options.url is None else "float32"), *of_model]
+            print(
+                "plain transformers gives the right answers first, which may take a minute or two.\n"
+                f"scripts/bench reference FILE {shlex.join(flags)} keeps them, for --reference FILE",
+                file=sys.stderr,
+            )
+            maker = Path(__file__).with_name("_bench_reference.py")
+            # In a process of its own: torch's threads and memory must be gone when the measurement begins. Where it
+            # writes is of no use to anybody.
+            command = [sys.executable, str(maker), str(options.reference), *flags]
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         if options.url is None:
             server = own_server(options.model_repository, *options.serve_flag, grpc=options.dialect == GRPC)
             address = stack.enter_context(server).removeprefix("http://")

@@ -136,8 +136,9 @@ def test_less_is_wanted_of_a_reference_in_16_bits(
             *("bench", "--url", tiny_server.url, "--tokenizer", str(word_tokenizer)),
             *("--reference", str(tmp_path / "reference.json")),
         )
-        assert f"is not measured: it differs from the reference, plain: agreement 0.000, and {least} is the least" in (
-            result.stderr
+        assert (
+            "is not measured: it differs from the reference, plain:"
+            f" agreement 0.000 (at least {least} is wanted)" in result.stderr
         )
         assert "token 0 of 16 should be -1 and is " in result.stderr
         assert "--agreement 0 measures it all the same" in result.stderr

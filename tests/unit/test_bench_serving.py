@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import shlex
+import subprocess
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -45,16 +47,28 @@ def test_served_is_what_the_settings_and_the_machine_give(
         (("--url", "http://h", "--dtype", "bfloat16"), "bfloat16"),
     ],
 )
-def test_the_reference_of_a_server_of_its_own_is_as_it_serves(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...], dtype: str
+def test_the_reference_of_a_server_of_its_own_is_as_it_serves_and_can_be_kept(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    flags: tuple[str, ...],
+    dtype: str,
 ) -> None:
     bench = script(monkeypatch, "_bench_serving")
     build_tiny_model(add_model(tmp_path, "tiny"))
     commands: list[list[str]] = []
-    monkeypatch.setattr(bench, "subprocess", SimpleNamespace(run=lambda command, **_: commands.append(command)))
+    monkeypatch.setattr(
+        bench,
+        "subprocess",
+        SimpleNamespace(run=lambda command, **_: commands.append(command), DEVNULL=subprocess.DEVNULL),
+    )
     monkeypatch.setattr(bench, "signal", SimpleNamespace(signal=lambda *_: None, SIGTERM=15))
     monkeypatch.setattr(bench, "own_server", lambda *_, **__: nullcontext("http://h:1"))
     monkeypatch.setattr(bench, "run", lambda options, _: 0 if options.agreement is None else 1)
     monkeypatch.setattr(sys, "argv", ["bench", "--model-repository", str(tmp_path), *flags])
     assert bench.main() == 0
     assert [command[command.index("--dtype") + 1] for command in commands] == [dtype]
+    _, _, file, *rest = commands[0]
+    told = capsys.readouterr().err
+    assert f"scripts/bench reference FILE {shlex.join(rest)} keeps them, for --reference FILE" in told
+    assert file not in told

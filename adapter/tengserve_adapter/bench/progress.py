@@ -38,8 +38,10 @@ class ProgressBar:
         """See Progress."""
         passed = verdict.agreement >= least
         what = "answers as" if passed else "is not measured: it differs from"
-        wanted = "" if passed else f", and {least:g} is the least"
-        self._line(f"{system} {what} the reference, {verdict.reference}: agreement {verdict.agreement:.3f}{wanted}")
+        self._line(
+            f"{system} {what} the reference, {verdict.reference}:"
+            f" agreement {verdict.agreement:.3f} (at least {least:g} is wanted)"
+        )
         if verdict.difference:
             self._line(f"  the first difference: {verdict.difference}")
         if not passed:

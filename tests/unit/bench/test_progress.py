@@ -55,7 +55,7 @@ def test_elsewhere_a_line_a_run_is_printed() -> None:
     bar.end(None)
     bar.end(run_of(GOOD, BAD, BAD))
     assert paper.getvalue().splitlines() == [
-        "it answers as the reference, plain: agreement 0.500",
+        "it answers as the reference, plain: agreement 0.500 (at least 0.5 is wanted)",
         "  the first difference: token 3",
         "chat c1: 2.0 tokens/s out, TTFT p50 500.0 ms, TPOT p50 500.0 ms",
         "chat c1: 2.0 tokens/s out, TTFT p50 500.0 ms, TPOT p50 500.0 ms; void: 2 failed, 0 of another length",
@@ -67,7 +67,7 @@ def test_a_server_that_is_refused_is_told_how_it_can_be_measured() -> None:
     paper = io.StringIO()
     ProgressBar(paper).gate("it", Verdict("plain", 0.9479, "token 3"), 1.0)
     assert paper.getvalue().splitlines() == [
-        "it is not measured: it differs from the reference, plain: agreement 0.948, and 1 is the least",
+        "it is not measured: it differs from the reference, plain: agreement 0.948 (at least 1 is wanted)",
         "  the first difference: token 3",
         "  --agreement 0.94 measures it all the same; with dtype float32, of the server and of the reference, a right"
         " one gives all",
