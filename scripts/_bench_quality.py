@@ -76,7 +76,7 @@ def main() -> int:
     plain = load_model(folder, load_config(folder), dtype=torch.float32, device=torch.device("cpu"))
     reference = read(plain, pieces)
     del plain
-    print(f"{count} pieces of {options.length} tokens from docs/: {', '.join(TEXT)}\n")
+    print(f"{count} {'piece' if count == 1 else 'pieces'} of {options.length} tokens from docs/: {', '.join(TEXT)}\n")
     print("| format | top-1 as float32 | perplexity | to float32's |")
     print("| --- | --- | --- | --- |")
     base = math.exp(reference.losses.mean())

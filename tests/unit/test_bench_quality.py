@@ -22,10 +22,12 @@ def test_each_format_is_compared_with_float32(
     monkeypatch.syspath_prepend(str(_SCRIPTS))
     bench = importlib.import_module("_bench_quality")
     folder = build_tiny_model(tmp_path)
-    arguments = ["--weights", str(folder), "--pieces", "2", "--length", "32", "--formats", "float32,float32+int4"]
+    arguments = ["--weights", str(folder), "--pieces", "1", "--length", "32", "--formats", "float32,float32+int4"]
     monkeypatch.setattr(sys, "argv", ["bench", *arguments])
     assert bench.main() == 0
-    rows = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines() if "float32" in line]
+    printed = capsys.readouterr().out
+    assert printed.startswith("1 piece of 32 tokens from docs/: ")
+    rows = [line.strip("| ").split(" | ") for line in printed.splitlines() if "float32" in line]
     figures = {name: [float(each) for each in numbers] for name, *numbers in rows if numbers[0][0].isdigit()}
     plain, own, few = figures["float32, plain transformers"], figures["float32"], figures["float32+int4"]
     assert plain[0] == own[0] == 1
