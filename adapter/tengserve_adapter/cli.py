@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 from tengserve_adapter import npu_selfcheck
 from tengserve_adapter import settings as options
 from tengserve_adapter.bench import command as bench
+from tengserve_adapter.folders import make_folder
 from tengserve_adapter.settings import ServerSettings
 from tengserve_backend.errors import ConfigurationError, one_line, shown
 from tengserve_backend.garbage import importing
@@ -152,6 +153,9 @@ def _serve(settings: ServerSettings) -> int:
             f"--default-model must be a model of the repository ({shown(', '.join(names))}),"
             f" got {shown(settings.default_model)!r}"
         )
+
+    if settings.step_profile is not None:
+        make_folder("--step-profile", settings.step_profile)
 
     from tengserve_adapter.listener import ListenError, check_free, listen
     from tengserve_adapter.observability.logs import configure_logging

@@ -262,8 +262,9 @@ class ServerSettings:
         default=True,
     )
     step_profile: Path | None = _setting(  # noqa: RUF009 - as above
-        "Measure where the time of an LLM's steps goes: seconds by phase in the metrics, and in this folder, when a"
-        " model is unloaded or the server ends, a trace of its last steps to open in Perfetto or chrome://tracing.",
+        "Measure where the time of an LLM's steps goes: seconds by phase in the metrics, and in this folder, which is"
+        " made when it is missing, a trace of a model's last steps once it is unloaded or the server ends, to open in"
+        " Perfetto or chrome://tracing.",
         default=None,
         metavar="DIR",
     )
@@ -285,9 +286,6 @@ class ServerSettings:
                 f"--max-held-body-bytes must be at least --max-body-bytes and --max-tensor-bytes, {largest},"
                 f" got {self.max_held_body_bytes}"
             )
-
-        if self.step_profile is not None and not self.step_profile.is_dir():
-            raise ConfigurationError(f"--step-profile must be a folder, got {shown(str(self.step_profile))!r}")
         if (self.grpc_tls_cert is None) != (self.grpc_tls_key is None):
             raise ConfigurationError("--grpc-tls-cert and --grpc-tls-key must be given together")
 

@@ -55,7 +55,6 @@ def test_help_names_every_flag() -> None:
             "--http-header-forward-pattern must be a regular expression, got 'a(b'",
         ),
         (["serve", "--device", "gpu"], "--device must be auto, npu, npu:N, cuda, cuda:N or cpu, got 'gpu'"),
-        (["serve", "--step-profile", "nowhere"], "--step-profile must be a folder, got 'nowhere'"),
         (["serve", "--host", ""], "--host must be at least one character long, got ''"),
         (["serve", "--server-name", ""], "--server-name must be printable text of at least one character, got ''"),
         (["serve", "--server-name", "a\tb"], "--server-name must be printable text of at least one character, got"),
@@ -101,6 +100,14 @@ def test_a_typo_in_a_config_is_told_with_its_place(tmp_path: Path) -> None:
     (tmp_path / "typo" / "config.pbtxt").write_text('name: "typo"\nbackend: "tengserve"\nmax_bach_size: 4\n')
     result = run_cli("serve", "--model-repository", str(tmp_path))
     assert "typo/config.pbtxt:3:1:" in one_line(result)
+    assert result.returncode == 2
+
+
+def test_a_step_profile_without_a_place_is_told(scripted_repository: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    flags = ("--model-repository", str(scripted_repository), "--step-profile", str(tmp_path / "file" / "folder"))
+    result = run_cli("serve", *flags)
+    assert one_line(result) == "--step-profile cannot be made a folder: Not a directory"
     assert result.returncode == 2
 
 

@@ -14,7 +14,8 @@ from tengserve_backend.execution.step_profile import Phase
 
 
 def test_phases_are_metrics_and_a_trace(tiny_repository: Path, tmp_path: Path) -> None:
-    flags = ("--model-repository", str(tiny_repository), "--step-profile", str(tmp_path))
+    folder = tmp_path / "not" / "there"
+    flags = ("--model-repository", str(tiny_repository), "--step-profile", str(folder))
     with ServerProcess(*flags) as server:
         url = server.wait_until_ready()
         body = {"inputs": "Once", "parameters": {"max_new_tokens": 5, "ignore_eos": True}}
@@ -28,7 +29,7 @@ def test_phases_are_metrics_and_a_trace(tiny_repository: Path, tmp_path: Path) -
     seconds = {phase: float(value) for phase, value in found}
     assert list(seconds) == [phase.value for phase in Phase]
     assert all(value > 0 for value in seconds.values())
-    trace = json.loads((tmp_path / "tiny-1.trace.json").read_text())
+    trace = json.loads((folder / "tiny-1.trace.json").read_text())
     steps = [event for event in trace["traceEvents"] if event["name"] == "step"]
     assert len(steps) == 5
     assert [step["args"]["sequences"] for step in steps] == [1] * 5

@@ -27,6 +27,7 @@ from tengserve_adapter.bench.report import to_json, to_markdown
 from tengserve_adapter.bench.summary import rows
 from tengserve_adapter.bench.systems import Target, connect, targets, version
 from tengserve_adapter.bench.workloads import WORKLOADS, Prompts, Workload
+from tengserve_adapter.folders import make_folder
 from tengserve_backend.errors import ConfigurationError, shown
 from tengserve_backend.repository.weights import has_tokenizer
 
@@ -157,7 +158,7 @@ def run(arguments: argparse.Namespace, program: str = "tengserve") -> int:
     found = targets(arguments.url, arguments.name, "infer_token", arguments.against, "completions", arguments.fields)
     _check_numbers(arguments)
     if arguments.out is not None:
-        _make_folder(arguments.out)
+        make_folder("--out", arguments.out)
     workloads = _workloads(arguments.workload)
     concurrency = [_count(text) for text in _parts(arguments.concurrency)]
     rates = [_rate(text, concurrency) for text in _parts(arguments.rate)]
@@ -256,13 +257,6 @@ def _prompts(folder: Path) -> Prompts:
     from tengserve_backend.text.tokenizer import load_tokenizer
 
     return Prompts(load_tokenizer(folder).encode)
-
-
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigurationError(f"--out cannot be made a folder: {error.strerror or error}") from None
 
 
 def _check_numbers(arguments: argparse.Namespace) -> None:
