@@ -20,6 +20,10 @@ CONFIG_FILE = "config.pbtxt"
 
 _log = logging.getLogger(__name__)
 
+_A_MODEL = (
+    f"the model repository has a {CONFIG_FILE} itself, so it is a model's own folder: name the folder above it instead"
+)
+
 _MAX_PATH_CHARS = 1000
 
 # No file system has folders with longer names.
@@ -49,6 +53,8 @@ def scan_repository(root: Path) -> tuple[ModelSource, ...]:
     """
     where = check_repository(root)
     sources = [source for folder in model_folders(root) for source in scan_model(folder)]
+    if not sources and (root / CONFIG_FILE).is_file():
+        raise ConfigurationError(_A_MODEL)
     if not sources:
         raise ConfigurationError(
             f"{where} has no model: it takes a folder per model, with a {CONFIG_FILE} and a "
@@ -141,6 +147,8 @@ def _config_of(folder: Path) -> ConfigFile:
         return read_config(folder / CONFIG_FILE, file)
     if _has_model_file(folder):
         return ConfigFile(file, new_config(), {}, {})
+    if _VERSION.fullmatch(folder.name) and (folder.parent / CONFIG_FILE).is_file():
+        raise ConfigurationError(_A_MODEL)
     raise ConfigurationError("the file is missing: each model's folder needs one", file=file)
 
 

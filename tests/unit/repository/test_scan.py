@@ -123,6 +123,19 @@ def test_a_folder_without_a_config_is_an_error(tmp_path: Path) -> None:
         scan_repository(tmp_path)
 
 
+@pytest.mark.parametrize("versions", [(), ("1",), ("1", "2")])
+def test_a_models_own_folder_in_place_of_a_repository_is_told(tmp_path: Path, versions: tuple[str, ...]) -> None:
+    folder = model(tmp_path, "m", versions=versions)
+    with pytest.raises(ConfigurationError, match=r"has a config\.pbtxt itself.*: name the folder above it"):
+        scan_repository(folder)
+
+
+def test_a_stray_config_in_the_repository_changes_nothing(tmp_path: Path) -> None:
+    model(tmp_path, "m")
+    (tmp_path / "config.pbtxt").write_text(MINIMAL)
+    assert served(tmp_path) == [("m", "1")]
+
+
 @pytest.mark.parametrize("name", ["a b", "modèle", "x" * 200 + "+"])
 def test_a_name_that_no_path_should_have_is_an_error(tmp_path: Path, name: str) -> None:
     model(tmp_path, name)
