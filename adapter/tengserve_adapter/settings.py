@@ -257,8 +257,9 @@ class ServerSettings:
         maximum=_MAX_SECONDS,
     )
     exit_on_error: bool = _setting(
-        "End with status 1 as soon as a model fails to load. Switched off, the server stays up, not ready, and the"
-        " model's status tells the reason.",
+        "End with status 1 as soon as a model fails to load. Switched off, the server goes on, is ready once another"
+        " model is, and the model's own /ready tells the reason. A wrong config.pbtxt of a model that is loaded at the"
+        " start keeps the server from starting all the same.",
         default=True,
     )
     step_profile: Path | None = _setting(  # noqa: RUF009 - as above
