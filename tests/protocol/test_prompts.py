@@ -189,6 +189,8 @@ async def test_models_by_url() -> None:
             404,
             {"error": "Model nobody not found; this server has first, second, third.", "error_type": "NotFoundError"},
         )
+        near = await client.post("/v2/models/fist/generate", json={"text_input": "a"})
+        assert (near.status_code, near.json()["error"]) == (404, "Model fist not found; did you mean first?")
         version = await client.post("/v2/models/first/versions/9/generate", json={"text_input": "a"})
         assert (version.status_code, version.json()["error"]) == (404, "Model first version 9 not found.")
         early = await client.post("/v2/models/third/generate", json={"text_input": "a"})

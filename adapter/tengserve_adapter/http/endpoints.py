@@ -64,8 +64,8 @@ class Context:
             return self.models.engine(name, version)
         except ModelNotFoundError:
             suffix = "" if version is None else f" version {shown(version)}"
-            hint = self._served_instead(name) if version is None else ""
-            raise ModelNotFoundError(f"Model {shown(name)}{suffix} not found{hint}.", field="model") from None
+            hint = self._meant(name) if version is None else "."
+            raise ModelNotFoundError(f"Model {shown(name)}{suffix} not found{hint}", field="model") from None
 
     def tensor_model(self, name: str, version: str | None = None) -> TensorModel:
         """The model of tensors named in a URL.
@@ -82,12 +82,13 @@ class Context:
                 f"Request for unknown model: '{shown(name)}'{suffix} is not found", field="model"
             ) from None
 
-    def _served_instead(self, name: str) -> str:
-        """What the client may have meant: models with a similar name, else the first few."""
+    def _meant(self, name: str) -> str:
+        """The end of the sentence, with what the client may have meant: models with a similar name, else a few."""
         names = list(dict.fromkeys(status.name for status in self.models.statuses()))
         near = difflib.get_close_matches(name[:_MAX_NAME_CHARS], names, n=_MAX_NAMES)
-        offered = near or names[:_MAX_NAMES]
-        return f"; this server has {', '.join(offered)}" if offered else ""
+        if near:
+            return f"; did you mean {' or '.join(near)}?"
+        return f"; this server has {', '.join(names[:_MAX_NAMES])}." if names else "."
 
     def default_engine(self) -> Engine:
         """The engine for a URL that names no model.
