@@ -97,8 +97,9 @@ inline void store_sums(const LinearTask<T>& task, const Panel<T>& panel, int64_t
   }
 }
 
-// R rows times kVecs * 16 columns from column0 on.
-template <typename T, int R, int kVecs>
+// R rows times kVecs * 16 columns from column0 on. Integers become numbers 32 inputs at a time, which then never leave
+// the nearest cache.
+template <WeightKind kKind, typename T, int R, int kVecs>
 void linear_tile(const LinearTask<T>& task, const Panel<T>& panel, int64_t row0, int64_t column0) {
   using Input = typename LinearTypes<T>::Input;
   constexpr int64_t kStep = LinearTypes<T>::kStep;
@@ -109,25 +110,41 @@ void linear_tile(const LinearTask<T>& task, const Panel<T>& panel, int64_t row0,
   for (int r = 0; r < R; ++r) {
     for (int c = 0; c < kVecs; ++c) out[r][c] = zeros();
   }
-  const T* step = panel.weights + column0 * kStep;
-  for (int64_t k = 0; k < in; k += kStep, step += kStep * kPanelColumns) {
-    for (int c = 0; c < kVecs; ++c) {
-      __builtin_prefetch(reinterpret_cast<const char*>(step + c * kStep * kLanes) + kAhead);
+  if constexpr (kKind == WeightKind::kFloat) {
+    const T* step = panel.weights + column0 * kStep;
+    for (int64_t k = 0; k < in; k += kStep, step += kStep * kPanelColumns) {
+      for (int c = 0; c < kVecs; ++c) {
+        __builtin_prefetch(reinterpret_cast<const char*>(step + c * kStep * kLanes) + kAhead);
+      }
+      multiply_step<R, kVecs>(x, k, step, out);
     }
-    multiply_step<R, kVecs>(x, k, step, out);
+  } else {
+    constexpr int64_t kBytes = group_bytes<T>(kKind);
+    alignas(64) T numbers[kGroupNumbers];
+    static_assert(kLanes * 2 == kPanelColumns, "a Vec is half of a panel's columns");
+    const int half = kVecs == 2 ? 0 : static_cast<int>(column0 / kLanes);
+    const char* from = panel.groups;
+    for (int64_t k = 0; k < in; from += kBytes) {
+      for (int64_t line = 0; line < kBytes; line += 64) __builtin_prefetch(from + kAhead + line);
+      unpack_group<kKind, kVecs>(from, numbers, half);
+      const T* step = numbers + column0 * kStep;
+      for (const int64_t end = k + kGroupInputs; k < end; k += kStep, step += kStep * kPanelColumns) {
+        multiply_step<R, kVecs>(x, k, step, out);
+      }
+    }
   }
   for (int c = 0; c < kVecs && column0 + c * kLanes < panel.columns; ++c) {
     for (int r = 0; r < R; ++r) store_sums(task, panel, row0 + r, column0 + c * kLanes, out[r][c]);
   }
 }
 
-template <typename T, int R = kLinearRows>
+template <WeightKind kKind, typename T, int R = kLinearRows>
 void linear_rows(const LinearTask<T>& task, const Panel<T>& panel, int64_t row0, int rows) {
   if constexpr (R > 1) {
-    if (rows < R) return linear_rows<T, R - 1>(task, panel, row0, rows);
+    if (rows < R) return linear_rows<kKind, T, R - 1>(task, panel, row0, rows);
   }
   for (int64_t column = 0; column < panel.columns; column += kLinearVecs * kLanes) {
-    linear_tile<T, R, kLinearVecs>(task, panel, row0, column);
+    linear_tile<kKind, T, R, kLinearVecs>(task, panel, row0, column);
   }
 }
 
@@ -144,19 +161,37 @@ inline void unpack_panel(const LinearTask<T>& task, const Panel<T>& panel, bool 
   }
 }
 
+// One panel. Integers become numbers as they are needed where one tile has all rows, and for more tiles all at once.
+template <WeightKind kKind, typename T>
+void linear_panel(const LinearTask<T>& task, const Panel<T>& panel, bool more) {
+  if (kKind != WeightKind::kFloat && task.rows <= kLinearRows) {
+    return linear_rows<kKind, T>(task, panel, 0, static_cast<int>(task.rows));
+  }
+  if constexpr (kKind != WeightKind::kFloat) unpack_panel<kKind>(task, panel, more);
+  // Tiles of nearly equal rows: a last one of a single row would cost nearly what a full one does.
+  const int64_t tiles = (task.rows + kLinearRows - 1) / kLinearRows;
+  for (int64_t tile = 0, row = 0; tile < tiles; ++tile) {
+    const int64_t rows = (task.rows - row + tiles - tile - 1) / (tiles - tile);
+    linear_rows<WeightKind::kFloat, T>(task, panel, row, static_cast<int>(rows));
+    row += rows;
+  }
+}
+
 template <typename T>
 void linear(const LinearTask<T>& task) {
   for (int64_t index = task.panel; index < task.end_panel; ++index) {
     const Panel<T> panel = panel_of<T>(task, index, task.scratch);
     const bool more = index + 1 < task.end_panel;
-    if (task.weight->kind == WeightKind::kInt8) unpack_panel<WeightKind::kInt8>(task, panel, more);
-    if (task.weight->kind == WeightKind::kInt4) unpack_panel<WeightKind::kInt4>(task, panel, more);
-    // Tiles of nearly equal rows: a last one of a single row would cost nearly what a full one does.
-    const int64_t tiles = (task.rows + kLinearRows - 1) / kLinearRows;
-    for (int64_t tile = 0, row = 0; tile < tiles; ++tile) {
-      const int64_t rows = (task.rows - row + tiles - tile - 1) / (tiles - tile);
-      linear_rows<T>(task, panel, row, static_cast<int>(rows));
-      row += rows;
+    switch (task.weight->kind) {
+      case WeightKind::kFloat:
+        linear_panel<WeightKind::kFloat>(task, panel, more);
+        break;
+      case WeightKind::kInt8:
+        linear_panel<WeightKind::kInt8>(task, panel, more);
+        break;
+      case WeightKind::kInt4:
+        linear_panel<WeightKind::kInt4>(task, panel, more);
+        break;
     }
   }
 }
