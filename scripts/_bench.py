@@ -123,6 +123,13 @@ def report(name: str, answers: list[Answer], wall_s: float) -> float:
 @contextlib.contextmanager
 def own_server(repository: Path, *flags: str, grpc: bool = False) -> Iterator[str]:
     """A server on a free port, ended afterwards; its URL, or its HOST:PORT for gRPC."""
+    # While its kernels are built a server answers on slower operators, beside a compiler; without one it says so.
+    subprocess.run(
+        [sys.executable, "-m", "tengserve_backend.native.build"],
+        check=False,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     command = [sys.executable, "-m", "tengserve_adapter", "serve", "--http-port", "0", *flags]
     command += ["--grpc-port", "0"] if grpc else ["--no-grpc"]
     address = r"listens for gRPC on (\S+)" if grpc else r"listens on (http://\S+)"
