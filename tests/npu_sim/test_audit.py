@@ -41,7 +41,7 @@ def _resolved(sampling: dict[str, object]) -> ResolvedSampling:
         "frequency_penalty": 0.0,
         "seed": 0,
     }
-    return ResolvedSampling(**(neutral | sampling))  # type: ignore[arg-type]  # one literal for many field types
+    return ResolvedSampling(**(neutral | sampling))
 
 
 def _decode(number: int) -> Step:

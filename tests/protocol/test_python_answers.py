@@ -59,7 +59,7 @@ async def test_each_dialect_says_it_with_its_own_status(
             told = stream.json() if request_id == "hangs" else sse_events(stream.text)[0]
             assert (stream.status_code, told) == (status, {"error": says})
         async with running() as server:
-            server.models.models["m"] = m  # type: ignore[assignment]  # a model of tensors like the others
+            server.models.models["m"] = m
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await server.send("ModelInfer", raw(infer_request("m", request_id), "IN", "FP32", [1], bytes(4)))
             assert (refused.value.code(), refused.value.details()) == (code, says)

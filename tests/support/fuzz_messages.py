@@ -95,7 +95,7 @@ def on_the_wire(draw: Callable[..., Any], kinds: st.SearchStrategy[Message]) -> 
                 damaged[index : index + draw(st.integers(0, 2))] = draw(st.binary(max_size=3))
             return bytes(damaged)
         case 1:
-            return draw(st.binary(max_size=100))  # type: ignore[no-any-return]  # hypothesis types draw so
+            return draw(st.binary(max_size=100))
     return data
 
 

@@ -184,7 +184,7 @@ class Script:
 
 if __name__ == "__main__":
     script = Script(stuck="--stuck" in sys.argv)
-    server.load_model = script.load  # type: ignore[assignment]  # a scripted engine is an Engine
+    server.load_model = script.load
     lifecycle.STOP_TIMEOUT_S = lifecycle.LOAD_STOP_TIMEOUT_S = 0.5
     status = cli.main([argument for argument in sys.argv[1:] if argument not in ("--stuck", "--lingers")])
     if "--lingers" in sys.argv:

@@ -85,7 +85,7 @@ async def _echo(model: PlainModel, request: InferRequest) -> AsyncIterator[Infer
 
 async def _add_sub(model: PlainModel, request: InferRequest) -> AsyncIterator[InferResponse]:
     first, second = (tensor.data for tensor in request.inputs)
-    outputs = {"OUTPUT0": np.add(first, second), "OUTPUT1": np.subtract(first, second)}  # type: ignore[call-overload]  # data is typed Any or text
+    outputs = {"OUTPUT0": np.add(first, second), "OUTPUT1": np.subtract(first, second)}
     yield model.response(request, *(InferTensor(name, Datatype.INT32, data) for name, data in outputs.items()))
 
 

@@ -47,7 +47,7 @@ class Recorded:
         return getattr(self.client, name)
 
 
-class Plugin(triton.InferenceServerClientPlugin):  # type: ignore[misc]  # tritonclient ships no type information
+class Plugin(triton.InferenceServerClientPlugin):
     """Adds nothing but a header."""
 
     def __call__(self, request: Any) -> None:

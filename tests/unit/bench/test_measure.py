@@ -84,7 +84,7 @@ def measured(schedules: dict[str, Callable[[Request], Schedule]], **changes: obj
             reference=None,
             prompts=Prompts(encode),
         )
-        plan = replace(plan, **changes)  # type: ignore[arg-type]  # the test's own names
+        plan = replace(plan, **changes)
         told = Told()
         return plan, await Measurement(plan, told, now).run(), told
 

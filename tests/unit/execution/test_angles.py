@@ -79,7 +79,7 @@ def test_a_module_that_answers_by_the_order_of_its_positions_is_asked_each_time(
     def angles(hidden: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return own(hidden, position_ids=position_ids - position_ids[:, :1])
 
-    angles.rope_type = "default"  # type: ignore[attr-defined]  # as a module has it
+    angles.rope_type = "default"
     lookup, counted = looked_up(angles, torch.float32, 500)
     lookup(torch.zeros(1, 1, 8), batch_of((3, 1)))
     assert counted.call_count == 1

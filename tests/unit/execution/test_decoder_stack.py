@@ -207,7 +207,7 @@ def test_a_model_that_does_something_between_its_layers_is_left(caplog: pytest.L
     model = build_model("llama")
     own = type(model.model.layers)
 
-    class Model(type(model.model)):  # type: ignore[misc]  # of a model that was built
+    class Model(type(model.model)):
         def forward(self, input_ids: torch.Tensor, position_ids: Any = None, **_: Any) -> Any:
             from transformers.modeling_outputs import BaseModelOutputWithPast
 

@@ -263,7 +263,7 @@ async def test_a_start_continues_a_sequence_that_has_not_ended(tmp_path: Path) -
         home = seen(await answer(m, one(1, "s", rows=None)))[0]
         again, requests = seen(await answer(m, one(1, "s", rows=None)))
         assert again == home
-        assert requests[0][2]["START"] == 1  # type: ignore[index]  # JSON of the model above
+        assert requests[0][2]["START"] == 1
 
 
 async def test_a_number_and_a_text_are_two_sequences(tmp_path: Path) -> None:

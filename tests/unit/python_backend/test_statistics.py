@@ -100,7 +100,7 @@ async def test_a_response_that_nobody_waits_for_is_counted_as_such(tmp_path: Pat
     with model(tmp_path, code, DECOUPLED) as m:
         responses = m.infer(ask())
         await anext(responses)
-        await responses.aclose()  # type: ignore[attr-defined]  # an AsyncIterator that is a generator
+        await responses.aclose()
         await until(lambda: m.statistics().cancel[0] == 1)
         assert ends(m.statistics()) == [(1, 0, 0, 0), (0, 0, 0, 1)]
 

@@ -314,7 +314,7 @@ def test_concurrent_loads_are_one(tmp_path, world, code):
         loads = [pool.submit(here.live.load, "a") for _ in range(4)]
         assert here.loader.waiting.acquire(timeout=A_WHILE)
         (flight,) = here.live._flights.values()
-        wait_for(lambda: len(flight.done._cond._waiters) == 3)  # type: ignore[attr-defined]  # nobody else tells
+        wait_for(lambda: len(flight.done._cond._waiters) == 3)
         here.loader.gate.set()
         results = [type(load.exception(A_WHILE)) for load in loads]
     assert results == [ControlError if code else type(None)] * 4

@@ -184,7 +184,7 @@ def test_a_model_that_hangs_while_it_stops_takes_no_time_of_the_others() -> None
     def hang() -> None:
         assert released.wait(30)
 
-    hanging.stop, quick.stop = hang, stopped.set  # type: ignore[method-assign]  # two engines of this test
+    hanging.stop, quick.stop = hang, stopped.set
     thread = threading.Thread(target=manager.stop)
     thread.start()
     assert stopped.wait(30)

@@ -194,4 +194,4 @@ def test_the_documented_defaults_are_the_real_ones() -> None:
 
 def test_settings_cannot_be_changed() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
-        ModelSettings().device = "cpu"  # type: ignore[misc]  # the mistake under test
+        ModelSettings().device = "cpu"

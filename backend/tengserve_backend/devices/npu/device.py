@@ -33,8 +33,8 @@ class NpuDevice(Accelerator):
     """
 
     def __init__(self, index: int) -> None:
-        # torch-npu adds torch.npu, which torch's type information does not have.
-        super().__init__("npu", index, torch.npu, cache_share=_CACHE_SHARE)  # type: ignore[attr-defined]  # see above
+        runtime = torch.npu  # type: ignore[attr-defined]  # torch-npu adds it, and torch's type information lacks it
+        super().__init__("npu", index, runtime, cache_share=_CACHE_SHARE)
         # Loading runs on this thread.
         self.bind_thread()
         self.soc = str(self._runtime.get_device_name(index))

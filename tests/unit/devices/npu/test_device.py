@@ -245,7 +245,7 @@ def test_a_device_that_fails_as_it_is_taken_is_lost(
 
     monkeypatch.setattr("tengserve_backend.devices.select.import_torch", lambda: NpuReadiness(NpuState.USABLE, "", 1))
     npu = FakeNpu("Ascend910B4")
-    npu.set_device = fail  # type: ignore[method-assign]  # what fails in this test
+    npu.set_device = fail
     monkeypatch.setattr(torch, "npu", npu, raising=False)
     monkeypatch.setattr(torch, "device", _named)
     with pytest.raises(DeviceLostError, match=r"^The device npu:0 failed\.$") as lost:
@@ -261,7 +261,7 @@ def test_a_device_that_only_refuses_is_not_lost(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr("tengserve_backend.devices.select.import_torch", lambda: NpuReadiness(NpuState.USABLE, "", 1))
     npu = FakeNpu("Ascend910B4")
-    npu.set_device = refuse  # type: ignore[method-assign]  # what fails in this test
+    npu.set_device = refuse
     monkeypatch.setattr(torch, "npu", npu, raising=False)
     monkeypatch.setattr(torch, "device", _named)
     with pytest.raises(RuntimeError, match="207005"):
